@@ -1,0 +1,102 @@
+"""LigerRMSNorm, the module."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rmsnorm.checks import check_settings
+from rmsnorm.function import liger_rms_norm
+
+
+class LigerRMSNorm(nn.Module):
+    """RMSNorm over the last dimension, a drop-in for the Llama and Gemma norms and for torch.nn.RMSNorm.
+
+    Args:
+        hidden_size: H, the size of the last dimension; 1 or more.
+        eps, offset, casting_mode, in_place, row_mode: see `rmsnorm.liger_rms_norm`.
+        init_fn: "ones" or "zeros", what `reset_parameters` fills the weight with. Gemma is offset 1.0 with "zeros".
+        elementwise_affine: False for no weight; offset is then ignored.
+        device, dtype: of the weight.
+
+    Attributes:
+        weight: (hidden_size,), the only parameter and the only entry of the state dict, or None.
+        variance_epsilon: eps, under the name that the Llama classes give it.
+
+    Raises:
+        TypeError: elementwise_affine is no bool. Upstream's seventh positional argument is row_mode; here it is
+            elementwise_affine, and row_mode is keyword-only.
+        ValueError: hidden_size below 1, an unknown init_fn or casting_mode, eps negative or not finite.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        init_fn: str = "ones",
+        in_place: bool = True,
+        elementwise_affine: bool = True,
+        *,
+        row_mode: bool | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if hidden_size < 1:
+            raise ValueError(f"hidden_size must be at least 1, got {hidden_size}")
+        if init_fn not in ("ones", "zeros"):
+            raise ValueError(f"init_fn must be 'ones' or 'zeros', got {init_fn!r}")
+        if not isinstance(elementwise_affine, bool):
+            raise TypeError(
+                f"elementwise_affine must be a bool, got {elementwise_affine!r}; the seventh positional argument is "
+                "elementwise_affine, row_mode is passed by keyword"
+            )
+        check_settings(eps, offset, casting_mode)
+        self.hidden_size = hidden_size
+        self.variance_epsilon = eps
+        self.offset = offset
+        self.casting_mode = casting_mode
+        self.init_fn = init_fn
+        self.in_place = in_place
+        self.elementwise_affine = elementwise_affine
+        self.row_mode = row_mode
+        if elementwise_affine:
+            self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        else:
+            self.register_parameter("weight", None)
+        self.reset_parameters()
+
+    @property
+    def eps(self) -> float:
+        """variance_epsilon, under the name that torch.nn.RMSNorm and the Gemma classes give it."""
+        return self.variance_epsilon
+
+    def reset_parameters(self) -> None:
+        """Fill the weight as init_fn says."""
+        if self.weight is not None:
+            (nn.init.ones_ if self.init_fn == "ones" else nn.init.zeros_)(self.weight)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Y, shape and dtype of hidden_states (..., hidden_size). Raises as `rmsnorm.liger_rms_norm` does."""
+        if hidden_states.dim() > 0 and hidden_states.shape[-1] != self.hidden_size:
+            raise ValueError(
+                f"X must have hidden_size {self.hidden_size} columns, got shape {tuple(hidden_states.shape)}"
+            )
+        return liger_rms_norm(
+            hidden_states,
+            self.weight,
+            self.variance_epsilon,
+            self.offset,
+            self.casting_mode,
+            self.in_place,
+            self.row_mode,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"({self.hidden_size},), eps={self.variance_epsilon}, offset={self.offset}, "
+            f"casting_mode={self.casting_mode!r}, init_fn={self.init_fn!r}, in_place={self.in_place}, "
+            f"elementwise_affine={self.elementwise_affine}, row_mode={self.row_mode}"
+        )
