@@ -1,16 +1,103 @@
-"""Markers, the rule for missing backends, seeds and the report header. No numerics."""
+"""Markers, the rule for missing backends, and the report header. No numerics.
+
+A marker says what a test needs. A need that is not met skips the test, unless the environment variable RMSNORM_REQUIRE
+names it (a comma-separated list, say `gpu,jax`): then it is an error, so that a green run cannot mean that nothing ran.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 
 import pytest
 
-# The interpreter lane is chosen before anything imports Triton: @triton.jit reads the variable when it decorates.
-try:
+MARKERS = {
+    "gpu": "needs a CUDA GPU and compiled kernels",
+    "multigpu": "needs two CUDA GPUs",
+    "big": "needs tens of gigabytes of GPU memory",
+    "interpret": "needs Triton's interpreter (TRITON_INTERPRET=1, the default where there is no GPU)",
+    "torch": "needs torch",
+    "jax": "needs jax",
+    "hf": "needs transformers",
+    "slow": "takes more than a minute",
+    "mutation": "runs a planted fault in a child process",
+    "browser": "needs Chromium",
+}
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _gpu_count() -> int:
+    if not _has("torch"):
+        return 0
     import torch
 
-    HAS_GPU = torch.cuda.is_available()
-except ImportError:  # the references lane runs without torch
-    torch = None  # type: ignore[assignment]
-    HAS_GPU = False
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+GPU_COUNT = _gpu_count()
+# Before any test module imports rmsnorm: @triton.jit reads the choice when it decorates.
+INTERPRETED = False
+if _has("torch") and _has("triton"):
+    from references import interpreter
+
+    INTERPRETED = interpreter.install()
+
+AVAILABLE = {
+    "gpu": GPU_COUNT >= 1 and not INTERPRETED,
+    "multigpu": GPU_COUNT >= 2 and not INTERPRETED,
+    "interpret": INTERPRETED,
+    "torch": _has("torch"),
+    "jax": _has("jax"),
+    "hf": _has("transformers"),
+}
+REQUIRED = [need for need in os.environ.get("RMSNORM_REQUIRE", "").split(",") if need]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    unknown = [need for need in REQUIRED if need not in AVAILABLE]
+    if unknown:
+        raise pytest.UsageError(f"RMSNORM_REQUIRE names {unknown}, known are {sorted(AVAILABLE)}")
+    missing = [need for need in REQUIRED if not AVAILABLE[need]]
+    if missing:
+        raise pytest.UsageError(f"RMSNORM_REQUIRE demands {missing}, which this machine does not offer")
+
+
+def pytest_report_header() -> list[str]:
+    versions = []
+    for name in ("torch", "triton", "jax", "numpy", "ml_dtypes"):
+        if _has(name):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    device = "none"
+    if GPU_COUNT:
+        import torch
+
+        device = f"{GPU_COUNT} × {torch.cuda.get_device_name(0)}"
+    return [
+        "rmsnorm: " + ", ".join(versions),
+        f"rmsnorm: GPU {device}; Triton kernels {'interpreted' if INTERPRETED else 'compiled'}; "
+        f"required: {', '.join(REQUIRED) or 'nothing'}",
+    ]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for need, available in AVAILABLE.items():
+        if not available and item.get_closest_marker(need):
+            pytest.skip(f"needs {need}: {MARKERS[need]}")
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where the kernels run in this process: "cuda", or "cpu" through the interpreter."""
+    return "cuda" if AVAILABLE["gpu"] else "cpu"
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    # `pytest -m gpu` without a GPU collects and skips; only a selection that matches nothing is an error.
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and not session.config.option.collectonly:
+        print("\nno test was selected")

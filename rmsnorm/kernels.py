@@ -71,29 +71,29 @@ def _load_shifted_weight(w_ptr, cols, col_mask, offset: tl.constexpr, CASTING_MO
 
 
 @triton.jit
-def _load_rows(ptr, rows, row_stride, cols, mask, STRIDE_ALIGN: tl.constexpr, C_DTYPE: tl.constexpr):
+def _load_rows(ptr, rows, row_steps, cols, mask, STRIDE_ALIGN: tl.constexpr, C_DTYPE: tl.constexpr):
     """Rows of a matrix with unit column stride, in the compute dtype, [BLOCK_ROWS, BLOCK_COLS].
 
-    STRIDE_ALIGN divides row_stride. Saying so keeps 16-byte accesses where n_cols is no multiple of 16.
+    The row stride is row_steps * STRIDE_ALIGN elements. The factor known at compile time is what shows the compiler
+    that rows are aligned for 16-byte accesses, also where n_cols is no multiple of 16; unlike a hint it cannot lie.
     """
-    offsets = tl.multiple_of((rows * row_stride)[:, None], [STRIDE_ALIGN, STRIDE_ALIGN])
-    return tl.load(ptr + offsets + cols[None, :], mask=mask, other=0.0).to(C_DTYPE)
+    offsets = (rows * row_steps * STRIDE_ALIGN)[:, None] + cols[None, :]
+    return tl.load(ptr + offsets, mask=mask, other=0.0).to(C_DTYPE)
 
 
 @triton.jit
-def _store_rows(ptr, rows, row_stride, cols, mask, value, STRIDE_ALIGN: tl.constexpr):
-    """Round value to the dtype of the matrix, once, and store its rows."""
-    offsets = tl.multiple_of((rows * row_stride)[:, None], [STRIDE_ALIGN, STRIDE_ALIGN])
-    tl.store(ptr + offsets + cols[None, :], value.to(ptr.dtype.element_ty), mask=mask)
+def _store_rows(ptr, rows, n_cols: tl.constexpr, cols, mask, value):
+    """Round value to the dtype of the contiguous matrix, once, and store its rows."""
+    tl.store(ptr + (rows * n_cols)[:, None] + cols[None, :], value.to(ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["x_row_stride", "n_rows"])
+@triton.jit(do_not_specialize=["x_row_steps", "n_rows"])
 def rms_norm_forward_kernel(
     x_ptr,
     w_ptr,
     y_ptr,
     rstd_ptr,
-    x_row_stride,
+    x_row_steps,
     n_rows,
     n_cols: tl.constexpr,
     eps: tl.constexpr,
@@ -113,7 +113,7 @@ def rms_norm_forward_kernel(
     col_mask = cols < n_cols
     mask = row_mask[:, None] & col_mask[None, :]
 
-    x = _load_rows(x_ptr, rows, x_row_stride, cols, mask, STRIDE_ALIGN, C_DTYPE)
+    x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, C_DTYPE)
     if HAS_WEIGHT:
         w = _load_shifted_weight(w_ptr, cols, col_mask, offset, CASTING_MODE, X_DTYPE, C_DTYPE)
 
@@ -137,10 +137,10 @@ def rms_norm_forward_kernel(
         y = x_hat * w
 
     tl.store(rstd_ptr + rows, rstd, mask=row_mask)
-    _store_rows(y_ptr, rows, n_cols, cols, mask, y, STRIDE_ALIGN)
+    _store_rows(y_ptr, rows, n_cols, cols, mask, y)
 
 
-@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "n_rows"])
+@triton.jit(do_not_specialize=["dy_row_steps", "x_row_steps", "n_rows"])
 def rms_norm_backward_kernel(
     dy_ptr,
     x_ptr,
@@ -148,8 +148,8 @@ def rms_norm_backward_kernel(
     rstd_ptr,
     dx_ptr,
     dw_partial_ptr,
-    dy_row_stride,
-    x_row_stride,
+    dy_row_steps,
+    x_row_steps,
     n_rows,
     n_cols: tl.constexpr,
     offset: tl.constexpr,
@@ -182,8 +182,8 @@ def rms_norm_backward_kernel(
         rows = tl.cast(tile, tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         row_mask = rows < n_rows
         mask = row_mask[:, None] & col_mask[None, :]
-        x = _load_rows(x_ptr, rows, x_row_stride, cols, mask, STRIDE_ALIGN, C_DTYPE)
-        dy = _load_rows(dy_ptr, rows, dy_row_stride, cols, mask, STRIDE_ALIGN, C_DTYPE)
+        x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, C_DTYPE)
+        dy = _load_rows(dy_ptr, rows, dy_row_steps, cols, mask, STRIDE_ALIGN, C_DTYPE)
         rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)[:, None]
         x_hat = x * rstd
 
@@ -196,7 +196,7 @@ def rms_norm_backward_kernel(
             # x * rstd^2 * dot / n_cols as x_hat * (rstd * dot / n_cols): rstd^2 alone overflows for tiny rows.
             projection = _divide(tl.sum(m * x, axis=1), n_cols, C_DTYPE)[:, None] * rstd
             dx = rstd * (m - x_hat * projection)
-            _store_rows(dx_ptr, rows, n_cols, cols, mask, dx, STRIDE_ALIGN)
+            _store_rows(dx_ptr, rows, n_cols, cols, mask, dx)
 
         if NEEDS_DW:
             if CASTING_MODE != GEMMA:

@@ -104,6 +104,7 @@ def rms_norm_forward(
     if n_rows == 0:
         return y, rstd
     x, x_row_stride = rows_and_stride(x)
+    align = _stride_align(x.element_size(), x_row_stride)
     if config is None:
         config = forward_config(n_rows, n_cols, x.element_size(), row_mode)
     with _on_device(x):
@@ -112,7 +113,7 @@ def rms_norm_forward(
             None if w is None else w.contiguous(),
             y,
             rstd,
-            x_row_stride,
+            x_row_stride // align,
             n_rows,
             n_cols=n_cols,
             eps=eps,
@@ -121,7 +122,7 @@ def rms_norm_forward(
             HAS_WEIGHT=w is not None,
             BLOCK_ROWS=config.block_rows,
             BLOCK_COLS=next_power_of_two(n_cols),
-            STRIDE_ALIGN=_stride_align(x.element_size(), x_row_stride, n_cols),
+            STRIDE_ALIGN=align,
             num_warps=config.num_warps,
             enable_fp_fusion=False,
         )
@@ -154,6 +155,7 @@ def rms_norm_backward(
         return None if dw is None else dw.zero_()
     x, x_row_stride = rows_and_stride(x)
     dy, dy_row_stride = rows_and_stride(dy)
+    align = _stride_align(x.element_size(), dy_row_stride, x_row_stride)
     if config is None:
         config = backward_config(n_rows, n_cols, x.element_size(), row_mode, processor_count(x.device))
     dw_partial = None
@@ -167,8 +169,8 @@ def rms_norm_backward(
             rstd.contiguous(),
             dx,
             dw_partial,
-            dy_row_stride,
-            x_row_stride,
+            dy_row_stride // align,
+            x_row_stride // align,
             n_rows,
             n_cols=n_cols,
             offset=offset,
@@ -179,7 +181,7 @@ def rms_norm_backward(
             RELOAD_WEIGHT=config.reload_weight,
             BLOCK_ROWS=config.block_rows,
             BLOCK_COLS=next_power_of_two(n_cols),
-            STRIDE_ALIGN=_stride_align(x.element_size(), dy_row_stride, x_row_stride, n_cols),
+            STRIDE_ALIGN=align,
             NUM_STAGES=config.num_stages,
             num_warps=config.num_warps,
             enable_fp_fusion=False,
