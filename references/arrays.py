@@ -1,7 +1,7 @@
 """The border between NumPy, torch and jax: conversion without changing a bit, and distances counted in bits.
 
-NumPy arrays are the only currency inside this package; bfloat16 is `ml_dtypes.bfloat16`. torch and jax are imported
-by the functions that need them, so that neither has to be installed for the other's sake.
+NumPy arrays are the only currency inside this package; bfloat16 is `ml_dtypes.bfloat16`. torch and jax are
+imported by the functions that need them, so that neither has to be installed for the other's sake.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def to_jax(array: np.ndarray) -> Any:
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    """A NumPy array with the bits, shape and dtype of a torch tensor, jax array or NumPy array, never sharing memory."""
+    """A torch tensor, jax or NumPy array as a NumPy array of the same bits, in memory of its own."""
     if not hasattr(value, "detach"):  # NumPy reads its own arrays and those of jax
         return np.array(value)
     import torch

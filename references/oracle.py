@@ -4,7 +4,8 @@
     m = dY·w'     dX = r·(m − x·r²·Σ(m·x)/N)     dW = Σ over rows of dY·x̂
 
 The casting mode does not appear: modes are rounding, and nothing is rounded here. The derivation is in
-docs/derivation.md. x87 longdouble has 11 bits more than float64 and a range that no square of a float64 leaves; where
+docs/derivation.md. x87 longdouble has 11 bits more than float64 and a range that no square of a float64
+leaves; where
 longdouble is float64 (Windows, macOS on ARM) the bounds of float64 data cannot be checked.
 """
 
@@ -21,7 +22,7 @@ _DIGITS = 50
 
 @dataclass(frozen=True)
 class Forward:
-    """The forward pass in longdouble: y, x_hat: (..., H); rstd: (...); w_shifted: (H,), ones without a weight."""
+    """In longdouble, y and x_hat: (..., H); rstd: (...); w_shifted = w': (H,), ones without a weight."""
 
     y: np.ndarray
     rstd: np.ndarray
@@ -31,7 +32,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """The gradients in longdouble: dx, m = dY·w': (..., H); dw: (H,) or None; dot = Σ m·x: (...); and the forward."""
+    """In longdouble, dx and m = dY·w': (..., H); dw: (H,) or None; dot = Σ m·x: (...); the forward pass."""
 
     dx: np.ndarray
     dw: np.ndarray | None

@@ -1,8 +1,8 @@
 """What RMSNorm is, as data: the casting modes, where each one rounds, and the four floating-point formats.
 
-Everything is computed in the compute dtype; a casting mode is the set of intermediate results that are rounded
-to X's dtype on the way. The final result Y is always rounded. Where X is float32 or float64 the two dtypes are the
-same, so no mode rounds anything and all three agree. Standard library only.
+Everything is computed in the compute dtype; a casting mode is the set of intermediate results that are
+rounded to X's dtype on the way. The final result Y is always rounded. Where X is float32 or float64 the two
+dtypes are the same, so no mode rounds anything and all three agree. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+"""A derived bound: the true value, how far a result may lie from it and why, and which bits may come out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from references.spec import FLOATS
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A value and how far from it a result may lie.
+
+    Args:
+        value: the oracle's, longdouble.
+        terms: name → longdouble of value's shape; they add up to the tolerance.
+        dtype: the result's.
+        enclosure: the lowest and the highest number that may come out, in its dtype and value's shape;
+            None where no bits are demanded (see `misrounded`).
+    """
+
+    value: np.ndarray
+    terms: dict[str, np.ndarray]
+    dtype: str
+    enclosure: tuple[np.ndarray, np.ndarray] | None = None
+
+    @cached_property
+    def tolerance(self) -> np.ndarray:
+        """The most by which a result may miss value: longdouble, value's shape."""
+        with np.errstate(all="ignore"):
+            return np.sum(list(self.terms.values()), axis=0)
+
+    @cached_property
+    def applies(self) -> np.ndarray:
+        """Where the bound holds: bool, value's shape.
+
+        Elsewhere an input is not finite, a square or a sum overflows or vanishes in the compute dtype (in
+        `none`: in X's), or the result may overflow: there a result's pattern of NaN, infinity and zero is
+        to be compared with that of `numpy_reference`.
+        """
+        with np.errstate(all="ignore"):
+            reach = np.abs(self.value) + self.tolerance
+            return np.isfinite(reach) & (reach <= FLOATS[self.dtype].max)
+
+    @cached_property
+    def decided(self) -> np.ndarray:
+        """Where only one number may come out: bool, value's shape."""
+        if self.enclosure is None:
+            return np.zeros(self.value.shape, bool)
+        return self.applies & (self.enclosure[0] == self.enclosure[1])
+
+    def ratio(self, got: np.ndarray) -> np.ndarray:
+        """|got - value| / tolerance, longdouble: at most 1 where all is well.
+
+        Infinite where got is not finite, NaN where the bound does not apply.
+        """
+        with np.errstate(all="ignore"):
+            error = np.abs(got.astype(np.longdouble) - self.value)
+            ratio = np.where(error == 0, 0, error / self.tolerance)
+        return np.where(self.applies, np.where(np.isfinite(error), ratio, np.inf), np.nan)
+
+    def misrounded(self, got: np.ndarray) -> np.ndarray:
+        """Where got lies outside the enclosure, so that something was rounded at another point: bool."""
+        if self.enclosure is None:
+            return np.zeros(self.value.shape, bool)
+        return self.applies & ~((self.enclosure[0] <= got) & (got <= self.enclosure[1]))
+
+    def largest_term(self, index: tuple[int, ...]) -> str:
+        """The name of the term that allows most at one element."""
+        return max(self.terms, key=lambda name: self.terms[name][index])

@@ -1,0 +1,130 @@
+"""RMSNorm in jax: the direct formula, differentiated by `jax.vjp`.
+
+Source: specification, section 3. No gradient formula stands here; jax derives them. Everything happens in the
+compute dtype (float64 for float64 input, else float32) on the CPU, under strict dtype promotion, so that no
+conversion happens unseen. A rounding is seen by the values and not by the derivative, which treats it as the
+identity. One consequence: in `none` the derivative of 1/√v is taken at the rounded v, where the
+specification's dX uses the rounded RSTD, so that there dX agrees within the bounds but not in every bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+jax.config.update("jax_enable_x64", True)  # else float64 silently becomes float32
+
+
+def _on_cpu_strictly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run on the CPU, IEEE arithmetic in the order written, with implicit dtype conversion an error."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        cpu = jax.devices("cpu")[0]
+        with jax.default_device(cpu), jax.numpy_dtype_promotion("strict"):
+            return function(*(a if a is None else jax.device_put(a, cpu) for a in args), **kwargs)
+
+    return wrapped
+
+
+@_on_cpu_strictly
+def forward(
+    x: jax.Array, w: jax.Array | None, *, eps: float, offset: float, casting_mode: str
+) -> tuple[jax.Array, jax.Array]:
+    """Y and RSTD.
+
+    Args:
+        x: (..., H), float16|bfloat16|float32|float64.
+        w: (H,), any of these, or None: no weight, and the offset is ignored.
+        eps: at least 0, finite.
+        offset: added to w.
+        casting_mode: "llama", "gemma" or "none".
+
+    Returns:
+        y: (..., H), x's dtype; rstd: (...), float64 for float64 x, else float32.
+
+    Raises:
+        TypeError: x or w has another dtype.
+        ValueError: the shapes do not fit, H is 0, eps is negative or not finite, or the mode is unknown.
+    """
+    _check(x, w, eps, casting_mode)
+    y, rstd = _rms_norm(*_compute_dtype(x, w), x.dtype, eps, offset, casting_mode)
+    return y.astype(x.dtype), rstd
+
+
+@_on_cpu_strictly
+def backward(
+    dy: jax.Array, x: jax.Array, w: jax.Array | None, *, eps: float, offset: float, casting_mode: str
+) -> tuple[jax.Array, jax.Array | None]:
+    """dX and dW.
+
+    Args:
+        dy: (..., H), x's shape and dtype.
+        x, w, eps, offset, casting_mode: as in `forward`.
+
+    Returns:
+        dx: (..., H), x's dtype; dw: (H,), w's dtype, or None where w is None.
+
+    Raises:
+        TypeError, ValueError: as in `forward`, or dy has another shape than x.
+    """
+    _check(x, w, eps, casting_mode)
+    if dy.shape != x.shape:
+        raise ValueError(f"dy has shape {dy.shape} but x has {x.shape}")
+
+    def y_of(wide_x: jax.Array, wide_w: jax.Array | None) -> jax.Array:
+        return _rms_norm(wide_x, wide_w, x.dtype, eps, offset, casting_mode)[0]
+
+    y, vjp = jax.vjp(y_of, *_compute_dtype(x, w))
+    dx, dw = vjp(dy.astype(y.dtype))
+    return dx.astype(x.dtype), None if w is None else dw.astype(w.dtype)
+
+
+def _compute_dtype(x: jax.Array, w: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+    compute = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    return x.astype(compute), None if w is None else w.astype(compute)
+
+
+def _rms_norm(
+    x: jax.Array, w: jax.Array | None, storage: Any, eps: float, offset: float, casting_mode: str
+) -> tuple[jax.Array, jax.Array]:
+    """Y before its last rounding, and RSTD, from x and w in the compute dtype; storage is x's own."""
+
+    def to_storage(value: jax.Array) -> jax.Array:
+        rounded = value.astype(storage).astype(value.dtype)
+        straight = value + jax.lax.stop_gradient(rounded - value)  # both exact, and the derivative is 1
+        return jnp.where(jnp.isfinite(value), straight, rounded)
+
+    def as_is(value: jax.Array) -> jax.Array:
+        return value
+
+    round_all = {"llama": as_is, "gemma": as_is, "none": to_storage}[casting_mode]
+    round_x_hat = {"llama": to_storage, "gemma": as_is, "none": to_storage}[casting_mode]
+
+    mean_square = round_all(jnp.sum(round_all(x * x), axis=-1, keepdims=True) / x.shape[-1])
+    rstd = round_all(1.0 / jnp.sqrt(round_all(mean_square + eps)))
+    y = round_x_hat(x * rstd)
+    if w is not None:
+        scale = round_all(w + offset)
+        y = y * jnp.broadcast_to(scale, y.shape)
+    return y, jnp.squeeze(rstd, axis=-1)
+
+
+def _check(x: jax.Array, w: jax.Array | None, eps: float, casting_mode: str) -> None:
+    floats = ("float16", "bfloat16", "float32", "float64")
+    for name, array in (("x", x), ("w", w)):
+        if array is not None and array.dtype.name not in floats:
+            raise TypeError(f"{name} must be {', '.join(floats)}, not {array.dtype.name}")
+    if casting_mode not in ("llama", "gemma", "none"):
+        raise ValueError(f"casting_mode must be one of llama, gemma, none, not {casting_mode!r}")
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ValueError(f"x needs a last dimension of at least 1, not shape {x.shape}")
+    if w is not None and w.shape != x.shape[-1:]:
+        raise ValueError(f"w has shape {w.shape} but x has {x.shape}: w must be {x.shape[-1:]}")
+    if not (math.isfinite(eps) and eps >= 0):
+        raise ValueError(f"eps must be finite and at least 0, not {eps!r}")

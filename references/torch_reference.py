@@ -1,0 +1,124 @@
+"""RMSNorm in eager PyTorch, differentiated by autograd.
+
+Source: specification, section 3. No gradient formula stands here; the tape derives them. Everything
+happens in the compute dtype (float64 for float64 input, else float32) on the device of the input. A
+rounding is a pair of casts that the tape does not see. One consequence: in `none` the derivative of 1/√v
+is taken at the rounded v, where the specification's dX uses the rounded RSTD, so that there dX agrees
+within the bounds but not in every bit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@torch.no_grad()
+def forward(
+    x: Tensor, w: Tensor | None, *, eps: float, offset: float, casting_mode: str
+) -> tuple[Tensor, Tensor]:
+    """Y and RSTD.
+
+    Args:
+        x: (..., H), float16|bfloat16|float32|float64.
+        w: (H,), any of these, on x's device, or None: no weight, and the offset is ignored.
+        eps: at least 0, finite.
+        offset: added to w.
+        casting_mode: "llama", "gemma" or "none".
+
+    Returns:
+        y: (..., H), x's dtype; rstd: (...), float64 for float64 x, else float32.
+
+    Raises:
+        TypeError: x or w has another dtype.
+        ValueError: the shapes do not fit, H is 0, eps is negative or not finite, or the mode is unknown.
+    """
+    _check(x, w, eps, casting_mode)
+    wide_x, wide_w = _widen(x), None if w is None else w.to(_widen(x).dtype)
+    y, rstd = _rms_norm(wide_x, wide_w, x.dtype, eps, offset, casting_mode)
+    return y.to(x.dtype), rstd
+
+
+def backward(
+    dy: Tensor, x: Tensor, w: Tensor | None, *, eps: float, offset: float, casting_mode: str
+) -> tuple[Tensor, Tensor | None]:
+    """dX and dW.
+
+    Args:
+        dy: (..., H), x's shape and dtype.
+        x, w, eps, offset, casting_mode: as in `forward`.
+
+    Returns:
+        dx: (..., H), x's dtype; dw: (H,), w's dtype, or None where w is None.
+
+    Raises:
+        TypeError, ValueError: as in `forward`, or dy has another shape than x.
+    """
+    _check(x, w, eps, casting_mode)
+    if dy.shape != x.shape:
+        raise ValueError(f"dy has shape {tuple(dy.shape)} but x has {tuple(x.shape)}")
+    wide_x = _widen(x).detach().clone().requires_grad_()
+    wide_w = None if w is None else w.detach().to(wide_x.dtype).clone().requires_grad_()
+    with torch.enable_grad():
+        y, _ = _rms_norm(wide_x, wide_w, x.dtype, eps, offset, casting_mode)
+    wanted = (wide_x,) if wide_w is None else (wide_x, wide_w)
+    dx, *dw = torch.autograd.grad(y, wanted, dy.detach().to(y.dtype))
+    return dx.to(x.dtype), None if w is None else dw[0].to(w.dtype)
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _rms_norm(
+    x: Tensor, w: Tensor | None, storage: torch.dtype, eps: float, offset: float, casting_mode: str
+) -> tuple[Tensor, Tensor]:
+    """Y before its last rounding, and RSTD, from x and w in the compute dtype; storage is x's own."""
+
+    def cast(value: Tensor) -> Tensor:
+        rounded = value.detach().to(storage).to(value.dtype)
+        straight = value + (rounded - value.detach())  # exact, and the tape sees value alone
+        return torch.where(value.isfinite(), straight, rounded)
+
+    everywhere = casting_mode == "none"
+    squares = x.square()
+    if everywhere:
+        squares = cast(squares)
+    mean_square = squares.sum(-1, keepdim=True) / x.shape[-1]
+    if everywhere:
+        mean_square = cast(mean_square)
+    variance = mean_square + eps
+    if everywhere:
+        variance = cast(variance)
+    rstd = variance.sqrt().reciprocal()
+    if everywhere:
+        rstd = cast(rstd)
+    x_hat = x * rstd
+    if everywhere or casting_mode == "llama":
+        x_hat = cast(x_hat)
+    if w is None:
+        return x_hat, rstd.squeeze(-1)
+    weight = w + offset
+    if everywhere:
+        weight = cast(weight)
+    return x_hat * weight, rstd.squeeze(-1)
+
+
+def _check(x: Tensor, w: Tensor | None, eps: float, casting_mode: str) -> None:
+    for name, tensor in (("x", x), ("w", w)):
+        if tensor is not None and tensor.dtype not in _FLOATS:
+            raise TypeError(f"{name} must be {', '.join(map(str, _FLOATS))}, not {tensor.dtype}")
+    if casting_mode not in ("llama", "gemma", "none"):
+        raise ValueError(f"casting_mode must be one of llama, gemma, none, not {casting_mode!r}")
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ValueError(f"x needs a last dimension of at least 1, not shape {tuple(x.shape)}")
+    if w is not None and w.shape != x.shape[-1:]:
+        raise ValueError(
+            f"w has shape {tuple(w.shape)} but x has {tuple(x.shape)}: w must be {tuple(x.shape[-1:])}"
+        )
+    if not (math.isfinite(eps) and eps >= 0):
+        raise ValueError(f"eps must be finite and at least 0, not {eps!r}")
