@@ -23,9 +23,10 @@ class ForwardConfig:
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """One backward launch: rows a tile, warps a program, tiles in flight, programs in the grid."""
+    """One backward launch: rows a tile, columns a chunk, warps a program, tiles in flight, programs in the grid."""
 
     block_rows: int
+    block_cols: int
     num_warps: int
     num_stages: int
     n_programs: int
@@ -50,6 +51,15 @@ def _block_rows(n_rows: int, n_cols: int, row_mode: bool | None) -> int:
     return max(2, min(BLOCK_WISE_ROWS, 16384 // next_power_of_two(n_cols)))
 
 
+def _chunk_cols(n_cols: int) -> int:
+    """The largest power of two whose multiples cover n_cols with less than an eighth to spare."""
+    whole = next_power_of_two(n_cols)
+    chunk = whole
+    while chunk > 128 and 8 * (-(-n_cols // chunk) * chunk - n_cols) >= n_cols and 8 * chunk > whole:
+        chunk //= 2
+    return chunk
+
+
 def _warps(elements: int, elements_a_thread: int, most: int = 32) -> int:
     return max(1, min(most, next_power_of_two(elements) // (32 * elements_a_thread)))
 
@@ -71,6 +81,7 @@ def backward_config(
     num_stages = max(1, min(3, 1 + SHARED_MEMORY_BYTES // (tile_bytes * programs_a_processor)))
     return BackwardConfig(
         block_rows=block_rows,
+        block_cols=_chunk_cols(n_cols),
         num_warps=_warps(block_rows * n_cols, 16),
         num_stages=num_stages,
         n_programs=max(1, min(n_tiles, programs_a_processor * n_processors)),

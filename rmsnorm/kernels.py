@@ -61,13 +61,13 @@ def _reciprocal_sqrt(value, dtype: tl.constexpr):
 
 @triton.jit
 def _load_shifted_weight(w_ptr, cols, col_mask, offset: tl.constexpr, CASTING_MODE: tl.constexpr, X_DTYPE, C_DTYPE):
-    """w + offset in the compute dtype, [1, BLOCK_COLS]."""
+    """w + offset in the compute dtype, [BLOCK_COLS]."""
     w = tl.load(w_ptr + cols, mask=col_mask, other=0.0, eviction_policy="evict_last").to(C_DTYPE)
     if offset != 0.0:  # not added when zero: -0.0 keeps its sign
         w = w + offset
     if CASTING_MODE == NONE:
         w = _round(w, X_DTYPE)  # rounding point: shifted_weight
-    return w[None, :]
+    return w
 
 
 @triton.jit
@@ -134,7 +134,7 @@ def rms_norm_forward_kernel(
         x_hat = _round(x_hat, X_DTYPE)  # rounding point: x_hat
     y = x_hat
     if HAS_WEIGHT:
-        y = x_hat * w
+        y = x_hat * w[None, :]
 
     tl.store(rstd_ptr + rows, rstd, mask=row_mask)
     _store_rows(y_ptr, rows, n_cols, cols, mask, y)
@@ -165,48 +165,72 @@ def rms_norm_backward_kernel(
 ):
     """One program: every n_programs-th tile of dx (contiguous; it may be dy itself) and one row of partial sums of dw.
 
-    A tile's dy is read before its dx is written and no two tiles share a row, which is what lets dx be dy.
+    A row is cut into chunks of BLOCK_COLS columns, all held at once: five chunks of 1024 for 5120 columns, where one
+    tile would have 8192. A tile's dy is read before its dx is written and no two tiles share a row, which is what lets
+    dx be dy.
     """
     X_DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     C_DTYPE: tl.constexpr = rstd_ptr.dtype.element_ty
+    N_CHUNKS: tl.constexpr = (n_cols + BLOCK_COLS - 1) // BLOCK_COLS
     program = tl.program_id(0)
-    cols = tl.arange(0, BLOCK_COLS)
-    col_mask = cols < n_cols
-    if HAS_WEIGHT and NEEDS_DX and not RELOAD_WEIGHT:
-        w = _load_shifted_weight(w_ptr, cols, col_mask, offset, CASTING_MODE, X_DTYPE, C_DTYPE)
-    if NEEDS_DW:
-        dw = tl.zeros((BLOCK_ROWS, BLOCK_COLS), C_DTYPE)
+    chunk_cols = tl.arange(0, BLOCK_COLS)
+    w = ()
+    dw = ()
+    for chunk in tl.static_range(N_CHUNKS):
+        cols = chunk * BLOCK_COLS + chunk_cols
+        if HAS_WEIGHT and NEEDS_DX and not RELOAD_WEIGHT:
+            w += (_load_shifted_weight(w_ptr, cols, cols < n_cols, offset, CASTING_MODE, X_DTYPE, C_DTYPE),)
+        if NEEDS_DW:
+            dw += (tl.zeros((BLOCK_ROWS, BLOCK_COLS), C_DTYPE),)
 
     for tile in tl.range(program, tl.cdiv(n_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=NUM_STAGES):
         # Cast here: a loop counter is int32, and in the interpreter a Python int.
         rows = tl.cast(tile, tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         row_mask = rows < n_rows
-        mask = row_mask[:, None] & col_mask[None, :]
-        x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, C_DTYPE)
-        dy = _load_rows(dy_ptr, rows, dy_row_steps, cols, mask, STRIDE_ALIGN, C_DTYPE)
         rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)[:, None]
-        x_hat = x * rstd
+        x_hat = ()
+        m = ()
+        new_dw = ()
+        products = tl.zeros((BLOCK_ROWS, BLOCK_COLS), C_DTYPE)
+        for chunk in tl.static_range(N_CHUNKS):
+            cols = chunk * BLOCK_COLS + chunk_cols
+            mask = row_mask[:, None] & (cols < n_cols)[None, :]
+            x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, C_DTYPE)
+            dy = _load_rows(dy_ptr, rows, dy_row_steps, cols, mask, STRIDE_ALIGN, C_DTYPE)
+            x_hat += (x * rstd,)
+            if NEEDS_DW:
+                dw_x_hat = x_hat[chunk]
+                if CASTING_MODE != GEMMA:
+                    dw_x_hat = _round(dw_x_hat, X_DTYPE)  # rounding point: x_hat, as in the forward
+                new_dw += (dw[chunk] + dy * dw_x_hat,)
+            if NEEDS_DX:
+                if not HAS_WEIGHT:
+                    m += (dy,)
+                elif RELOAD_WEIGHT:
+                    w_chunk = _load_shifted_weight(
+                        w_ptr, cols, cols < n_cols, offset, CASTING_MODE, X_DTYPE, C_DTYPE
+                    )
+                    m += (dy * w_chunk[None, :],)
+                else:
+                    m += (dy * w[chunk][None, :],)
+                products += m[chunk] * x
+        dw = new_dw
 
         if NEEDS_DX:
-            m = dy
-            if HAS_WEIGHT:
-                if RELOAD_WEIGHT:
-                    w = _load_shifted_weight(w_ptr, cols, col_mask, offset, CASTING_MODE, X_DTYPE, C_DTYPE)
-                m = dy * w
             # x * rstd^2 * dot / n_cols as x_hat * (rstd * dot / n_cols): rstd^2 alone overflows for tiny rows.
-            projection = _divide(tl.sum(m * x, axis=1), n_cols, C_DTYPE)[:, None] * rstd
-            dx = rstd * (m - x_hat * projection)
-            _store_rows(dx_ptr, rows, n_cols, cols, mask, dx)
-
-        if NEEDS_DW:
-            if CASTING_MODE != GEMMA:
-                x_hat = _round(x_hat, X_DTYPE)  # rounding point: x_hat, as in the forward
-            dw += dy * x_hat
+            projection = _divide(tl.sum(products, axis=1), n_cols, C_DTYPE)[:, None] * rstd
+            for chunk in tl.static_range(N_CHUNKS):
+                cols = chunk * BLOCK_COLS + chunk_cols
+                mask = row_mask[:, None] & (cols < n_cols)[None, :]
+                dx = rstd * (m[chunk] - x_hat[chunk] * projection)
+                _store_rows(dx_ptr, rows, n_cols, cols, mask, dx)
 
     if NEEDS_DW:
         # One partial row a program and no atomics: the order of the sum, and so its bits, are fixed.
         partial_offset = program.to(tl.int64) * n_cols
-        tl.store(dw_partial_ptr + partial_offset + cols, tl.sum(dw, axis=0), mask=col_mask)
+        for chunk in tl.static_range(N_CHUNKS):
+            cols = chunk * BLOCK_COLS + chunk_cols
+            tl.store(dw_partial_ptr + partial_offset + cols, tl.sum(dw[chunk], axis=0), mask=cols < n_cols)
 
 
 @triton.jit(do_not_specialize=["n_partials"])

@@ -124,7 +124,7 @@ def rms_norm_forward(
             BLOCK_COLS=next_power_of_two(n_cols),
             STRIDE_ALIGN=align,
             num_warps=config.num_warps,
-            enable_fp_fusion=False,
+            enable_fp_fusion=True,
         )
     return y, rstd
 
@@ -180,11 +180,11 @@ def rms_norm_backward(
             NEEDS_DW=dw is not None,
             RELOAD_WEIGHT=config.reload_weight,
             BLOCK_ROWS=config.block_rows,
-            BLOCK_COLS=next_power_of_two(n_cols),
+            BLOCK_COLS=config.block_cols,
             STRIDE_ALIGN=align,
             NUM_STAGES=config.num_stages,
             num_warps=config.num_warps,
-            enable_fp_fusion=False,
+            enable_fp_fusion=True,
         )
         if dw is not None and dw_partial is not None:
             _sum_partials(dw_partial, dw)
@@ -193,14 +193,14 @@ def rms_norm_backward(
 
 def _sum_partials(dw_partial: torch.Tensor, dw: torch.Tensor) -> None:
     n_partials, n_cols = dw_partial.shape
-    block_cols = min(32, next_power_of_two(n_cols))
+    block_cols = min(16, next_power_of_two(n_cols))
     kernels.rms_norm_weight_gradient_kernel[(-(-n_cols // block_cols),)](
         dw_partial,
         dw,
         n_partials,
         n_cols=n_cols,
-        BLOCK_PARTIALS=min(64, next_power_of_two(n_partials)),
+        BLOCK_PARTIALS=min(256, next_power_of_two(n_partials)),
         BLOCK_COLS=block_cols,
-        num_warps=4,
-        enable_fp_fusion=False,
+        num_warps=min(8, next_power_of_two(max(1, n_partials // 16))),
+        enable_fp_fusion=True,
     )

@@ -46,8 +46,13 @@ class KernelTimer:
         block = 8192
         l2_clean_kernel[(self._source.numel() // block,)](self._source, self._sink, BLOCK=block)
 
-    def time(self, calls: Mapping[str, Callable[[], object]], repetitions: int = 15) -> dict[str, Timing]:
-        """The kernel time of each call. A call that launches nothing raises RuntimeError."""
+    def time(
+        self, calls: Mapping[str, Callable[[], object]], repetitions: int = 15, only: str = ""
+    ) -> dict[str, Timing]:
+        """The kernel time of each call, or of its kernels whose name contains `only`.
+
+        Raises RuntimeError for a call that launches no such kernel.
+        """
         for call in calls.values():
             call()
         self._clean_l2()
@@ -69,7 +74,7 @@ class KernelTimer:
             if event.name() == "l2_clean_kernel":
                 position += 1
                 samples[order[position]].append(0.0)
-            elif position >= 0:
+            elif position >= 0 and only in event.name():
                 samples[order[position]][-1] += event.duration_ns() / 1000
         for name, times in samples.items():
             if len(times) != repetitions or min(times) == 0.0:
