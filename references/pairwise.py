@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ def covering_set(
     hiding: Collection[Choice] = (),
 ) -> list[dict[str, Any]]:
     """Greedy and deterministic: a row starts from the first pair still missing and takes, axis by axis, the
-    value that adds most missing pairs (the earlier one where two add as many, so list cheap values first).
+    value that adds most missing pairs (where two add as many, the one that was filled in less often).
 
     Args:
         axes: name -> values.
@@ -41,7 +42,8 @@ def covering_set(
     def pair(first: Choice, second: Choice) -> Pair:
         return (first, second) if order[first[0]] < order[second[0]] else (second, first)
 
-    rows = []
+    rows: list[dict[str, Any]] = []
+    used: Counter[Choice] = Counter()
     while missing:
         row: dict[str, Any] = dict(next(iter(missing)))
         for name in [name for name in axes if name not in row]:
@@ -51,7 +53,8 @@ def covering_set(
                 raise ValueError(f"no value of {name} goes with {row}")
             # A hiding choice would undo the gain of the others: only rows that start from one have it.
             gain = {v: (name, v) not in hiding and 1 + sum(p in missing for p in pairs[v]) for v in fitting}
-            row[name] = max(fitting, key=gain.__getitem__)
+            row[name] = max(fitting, key=lambda v: (gain[v], -used[name, v]))
+            used[name, row[name]] += 1
         row = {name: row[name] for name in axes}
         hidden_by = {choice for choice in row.items() if choice in hiding}
         for covered in itertools.combinations(row.items(), 2):
