@@ -2,9 +2,7 @@
 
 Source: specification, section 3. No gradient formula stands here; jax derives them. Everything happens in the
 compute dtype (float64 for float64 input, else float32) on the CPU, under strict dtype promotion, so that no
-conversion happens unseen. A rounding is seen by the values and not by the derivative, which treats it as the
-identity. One consequence: in `none` the derivative of 1/√v is taken at the rounded v, where the
-specification's dX uses the rounded RSTD, so that there dX agrees within the bounds but not in every bit.
+conversion happens unseen. A rounding changes the value and not the derivative, which sees the identity.
 """
 
 from __future__ import annotations
@@ -95,10 +93,12 @@ def _rms_norm(
 ) -> tuple[jax.Array, jax.Array]:
     """Y before its last rounding, and RSTD, from x and w in the compute dtype; storage is x's own."""
 
+    def with_derivative_of(smooth: jax.Array, value: jax.Array) -> jax.Array:
+        straight = smooth + jax.lax.stop_gradient(value - smooth)  # exact for neighbours
+        return jnp.where(jnp.isfinite(smooth), straight, value)
+
     def to_storage(value: jax.Array) -> jax.Array:
-        rounded = value.astype(storage).astype(value.dtype)
-        straight = value + jax.lax.stop_gradient(rounded - value)  # both exact, and the derivative is 1
-        return jnp.where(jnp.isfinite(value), straight, rounded)
+        return with_derivative_of(value, jax.lax.stop_gradient(value).astype(storage).astype(value.dtype))
 
     def as_is(value: jax.Array) -> jax.Array:
         return value
@@ -107,7 +107,15 @@ def _rms_norm(
     round_x_hat = {"llama": to_storage, "gemma": as_is, "none": to_storage}[casting_mode]
 
     mean_square = round_all(jnp.sum(round_all(x * x), axis=-1, keepdims=True) / x.shape[-1])
-    rstd = round_all(1.0 / jnp.sqrt(round_all(mean_square + eps)))
+    variance = round_all(mean_square + eps)
+    rstd = round_all(1.0 / jnp.sqrt(variance))
+    if (
+        casting_mode == "none"
+    ):  # the slope of 1/√v where RSTD was rounded to, as the specification's dX has it
+        fixed = jax.lax.stop_gradient(rstd)
+        rstd = with_derivative_of(
+            jax.lax.rsqrt(1.0 / fixed**2 + variance - jax.lax.stop_gradient(variance)), fixed
+        )
     y = round_x_hat(x * rstd)
     if w is not None:
         scale = round_all(w + offset)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ TENSORS = ("y", "rstd", "dx", "dw")
 COLUMNS = (1, 2, 3, 7, 16, 63, 64, 127, 128, 255, 300, 1024, 2048, 4097)
 ROWS = (1, 2, 3, 8, 33, 257, 1024)
 LARGEST = 12_000  # elements of a draw: longdouble is slow
+TIGHT = 0.05  # in each cell the largest error / tolerance lies above
 PARTIALS = 16  # strided partial sums, as the programs of a dW kernel make them
 
 
@@ -199,18 +201,33 @@ def measure(sample: Iterator[Draw]) -> dict[tuple[str, str, str], Cell]:
     return cells
 
 
-def main() -> None:
+def table(cells: dict[tuple[str, str, str], Cell]) -> str:
+    """The cells as text, one a line."""
+    lines = [
+        f"{'mode':6} {'dtype':9} {'tensor':6} {'ratio':>6} {'decided':>8} {'misrounded':>10}  worst draw"
+    ]
+    for (mode, dtype, tensor), cell in sorted(cells.items()):
+        share = cell.decided / max(cell.elements, 1)
+        lines.append(
+            f"{mode:6} {dtype:9} {tensor:6} {cell.ratio:6.3f} {share:8.2%} {cell.misrounded:10}  {cell.worst}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--draws", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    for key, cell in sorted(measure(draws(arguments.draws, arguments.seed)).items()):
-        print(
-            *(f"{part:9}" for part in key), f"{cell.ratio:.3f}", f"{cell.decided / cell.elements:.4f}", cell
-        )
+    cells = measure(draws(arguments.draws, arguments.seed))
+    print(table(cells))
+    sound = all(cell.ratio <= 1 and cell.misrounded == 0 for cell in cells.values())
+    tight = all(cell.ratio > TIGHT for cell in cells.values())
+    print(f"{'sound' if sound else 'UNSOUND'}, {'tight' if tight else 'LOOSE'}")
+    return 0 if sound and tight else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

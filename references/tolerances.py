@@ -156,8 +156,8 @@ def backward_bounds(
     truth = oracle.backward(dy, x, w, eps=eps, offset=offset)
     x, dy = x.astype(np.longdouble), dy.astype(np.longdouble)
     e = _rstd_error(model, x, eps)
-    deviation = model.shifted_weight(w, offset, x.shape[-1]) - truth.forward.w_shifted
-    bounds = {"dx": _dx_bound(model, dy, x, deviation, truth, e)}
+    weight = model.shifted_weight(w, offset, x.shape[-1])
+    bounds = {"dx": _dx_bound(model, dy, x, weight, eps, truth, e)}
     if w is not None:
         bounds["dw"] = _dw_bound(model, dy, x, dtype_name(w), eps, truth, e)
     return bounds
@@ -174,7 +174,7 @@ def _rstd_error(model: ErrorModel, x: np.ndarray, eps: float) -> np.ndarray:
     if points.squares:
         total_error += model.rounded(model.storage, squares, -1)
     error = total_error / n_cols + model.arithmetic.c_div * model.compute.of(mean)
-    error += model.compute.of(np.longdouble(eps)) + model.compute.of(
+    error += model.compute.of(np.asarray(eps)) + model.compute.of(
         variance
     )  # eps becomes a compute number, then the sum
     for point, value in ((points.mean_square, mean), (points.variance, variance)):
@@ -196,38 +196,65 @@ def _dx_bound(
     model: ErrorModel,
     dy: np.ndarray,
     x: np.ndarray,
-    deviation: np.ndarray,
+    w: np.ndarray,
+    eps: float,
     truth: oracle.Backward,
     e: np.ndarray,
 ) -> Bound:
-    """dX = r·m - z with z = r³·x·dot/N; deviation is how far w' is rounded from w + offset."""
+    """dX about the truth; its enclosure about what the rounded RSTD and w (w' as rounded) make of it."""
+    rstd = truth.forward.rstd[..., None]
+    growth = (1 + e) ** 3 * (1 + 4 * model.storage.unit)
+    terms = _dx_terms(model, dy, x, truth.forward.w_shifted, w - truth.forward.w_shifted, rstd, e)
+    terms["rounding"] = model.storage.of(truth.dx)
+    bits = None
+    if model.storage.unit:
+        lowest, highest = enclosure.rstd(model, x, eps, rstd, e)
+        rstd, e = (lowest + highest) / 2, (highest - lowest) / (highest + lowest)
+        m = dy * w
+        dx = rstd * (m - x * rstd**2 * (m * x).mean(-1, keepdims=True))
+        freedom = sum(_dx_terms(model, dy, x, w, np.zeros_like(w), rstd, e).values(), np.zeros_like(x))
+        bits = enclosure.rounded(model, enclosure.widened((dx, dx), freedom * (1 + 4 * e)), model.dtype)
+    return Bound(truth.dx, _grown(terms, growth, x.shape), model.dtype, bits)
+
+
+def _dx_terms(
+    model: ErrorModel,
+    dy: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    deviation: np.ndarray,
+    rstd: np.ndarray,
+    e: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """What moves dX = r·m - z, where m = dY·w and z = r³·x·Σ(m·x)/N, before its rounding.
+
+    rstd errs by e relative to itself, w by deviation.
+    """
     n_cols, u = x.shape[-1], model.compute.unit
-    r, dot, products = truth.forward.rstd[..., None], truth.dot[..., None], truth.m * x
-    slope = r**3 * np.abs(x) / n_cols  # |∂dX/∂dot|
-    z = slope * np.abs(dot)
-    direct = r * np.abs(truth.m)
-    depth = model.arithmetic.column_depth(n_cols)
-    terms = {
-        # r enters dX as r·m and r³·(…): to first order both errors have one sign, and partly cancel.
-        "rstd": e * np.abs(r * truth.m - 3 * r**3 * x * dot / n_cols) + z * (3 * e**2 + e**3),
-        "weight": r * np.abs(dy * deviation) + slope * np.abs((x * dy * deviation).sum(-1, keepdims=True)),
-        "dot": slope * (model.independent(2 * u * products, -1) + model.summation(products, -1, depth)),
-        "arithmetic": 3 * u * direct + (6 + model.arithmetic.c_div) * u * z,
-        # A product that becomes subnormal loses up to floor, and is then multiplied by what it stands beside.
+    m = dy * w
+    products = m * x
+    dot = products.sum(-1, keepdims=True)
+    slope = rstd**3 * x / n_cols  # ∂z/∂dot
+    z = slope * dot
+    by_dot = model.summation(products, -1, model.arithmetic.column_depth(n_cols))
+    by_dot = by_dot + model.independent(2 * u * products, -1)
+    return {
+        # RSTD enters as r·m and as r³·(…): to first order its error moves both, and partly cancels.
+        "rstd": e * np.abs(rstd * m - 3 * z) + np.abs(z) * (3 * e**2 + e**3),
+        "weight": rstd * np.abs(dy * deviation) + np.abs(slope * (dy * deviation * x).sum(-1, keepdims=True)),
+        "dot": np.abs(slope) * by_dot,
+        "arithmetic": u * (3 * rstd * np.abs(m) + (6 + model.arithmetic.c_div) * np.abs(z)),
+        # A product that becomes subnormal loses up to floor, and is multiplied by what stands beside it.
         "underflow": model.compute.floor
-        * r
-        * ((1 + np.abs(x)) * (1 + np.abs(dot) / n_cols) + 2 * r**2 * np.abs(x)),
-        "rounding": model.storage.of(truth.dx),
+        * rstd
+        * ((1 + np.abs(x)) * (1 + np.abs(dot) / n_cols) + 2 * rstd**2 * np.abs(x)),
         "range": _range_term(
-            model, np.abs(products).sum(-1, keepdims=True), r**2 * (1 + np.abs(x)) * (1 + np.abs(dot)), direct
+            model,
+            np.abs(products).sum(-1, keepdims=True),
+            rstd**2 * (1 + np.abs(x)) * (1 + np.abs(dot)),
+            rstd * np.abs(m),
         ),
     }
-    terms = _grown(terms, (1 + e) ** 3 * (1 + 4 * model.storage.unit), x.shape)
-    bits = None
-    if model.storage.unit and not model.points.rstd:
-        freedom = np.sum([term for name, term in terms.items() if name != "rounding"], axis=0)
-        bits = enclosure.rounded(model, enclosure.widened((truth.dx, truth.dx), freedom), model.dtype)
-    return Bound(truth.dx, terms, model.dtype, bits)
 
 
 def _dw_bound(

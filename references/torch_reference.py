@@ -1,10 +1,8 @@
 """RMSNorm in eager PyTorch, differentiated by autograd.
 
-Source: specification, section 3. No gradient formula stands here; the tape derives them. Everything
-happens in the compute dtype (float64 for float64 input, else float32) on the device of the input. A
-rounding is a pair of casts that the tape does not see. One consequence: in `none` the derivative of 1/√v
-is taken at the rounded v, where the specification's dX uses the rounded RSTD, so that there dX agrees
-within the bounds but not in every bit.
+Source: specification, section 3. No gradient formula stands here; the tape derives them. Everything happens
+in the compute dtype (float64 for float64 input, else float32) on the device of the input. A rounding changes
+the value and not the derivative, which sees the identity.
 """
 
 from __future__ import annotations
@@ -79,10 +77,12 @@ def _rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Y before its last rounding, and RSTD, from x and w in the compute dtype; storage is x's own."""
 
+    def unseen(value: Tensor, smooth: Tensor) -> Tensor:
+        straight = smooth + (value - smooth).detach()  # exact for neighbours, and the tape sees smooth alone
+        return torch.where(smooth.isfinite(), straight, value)
+
     def cast(value: Tensor) -> Tensor:
-        rounded = value.detach().to(storage).to(value.dtype)
-        straight = value + (rounded - value.detach())  # exact, and the tape sees value alone
-        return torch.where(value.isfinite(), straight, rounded)
+        return unseen(value.detach().to(storage).to(value.dtype), value)
 
     everywhere = casting_mode == "none"
     squares = x.square()
@@ -96,7 +96,10 @@ def _rms_norm(
         variance = cast(variance)
     rstd = variance.sqrt().reciprocal()
     if everywhere:
-        rstd = cast(rstd)
+        rounded = cast(rstd).detach()
+        # The slope of 1/√v is taken where RSTD was rounded to, as the specification's dX takes it.
+        there = rounded.square().reciprocal() + (variance - variance.detach())
+        rstd = unseen(rounded, there.sqrt().reciprocal())
     x_hat = x * rstd
     if everywhere or casting_mode == "llama":
         x_hat = cast(x_hat)
