@@ -1,36 +1,77 @@
-"""Which variant and which tile a shape gets. Pure arithmetic: no tensors, no launches."""
+"""Which variant and which tiles a shape gets. Pure arithmetic over a table: no tensors, no launches.
+
+`tuned.json` holds the tiles that were fastest on an H200, one entry for each element size of x, number of columns and
+variant; `tests/benchmarks/tune.py` measures them. Another GPU gets the same tiles, which depend on what a row is and
+not on the GPU, with its own number of programs and no more rows in flight than its shared memory holds. A number of
+columns that is not in the table gets the tiles of the next larger one.
+
+Within a variant the tiles depend on the columns alone, never on the number of rows, so a row's result does not either.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import json
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
 
-MAX_FUSED_COLS = 65536  # the widest row that one tile holds; wider rows take the eager path
+MAX_FUSED_COLS = 65536  # wider rows take the eager path
 
-BLOCK_WISE_ROWS = 16
 BLOCK_WISE_MAX_COLS = 256
 BLOCK_WISE_MIN_ROWS = 4096 * 8
-
-SHARED_MEMORY_BYTES = 96 * 1024  # budget for rows in flight; every supported GPU has it
 
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """One forward launch: rows a program, warps a program."""
+    """One forward launch.
+
+    A program has block_rows rows, in chunks of block_cols columns, of which the first n_held stay in registers.
+    """
 
     block_rows: int
+    block_cols: int
+    n_held: int
     num_warps: int
 
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """One backward launch: rows a tile, columns a chunk, warps a program, tiles in flight, programs in the grid."""
+    """One backward launch of tiles.
+
+    n_programs programs take tiles of block_rows rows, in chunks of block_cols columns, with num_stages - 1 tiles in
+    flight; reload_weight reads w again for every tile, where registers cannot hold it.
+    """
 
     block_rows: int
     block_cols: int
     num_warps: int
     num_stages: int
     n_programs: int
-    reload_weight: bool = False
+    reload_weight: bool
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """One backward launch of split rows: n_groups groups of n_splits programs, n_chunks * block_cols columns each."""
+
+    n_splits: int
+    n_chunks: int
+    block_cols: int
+    num_warps: int
+    num_stages: int
+    n_groups: int
+    reload_rows: bool
+    reload_weight: bool
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What the configurations need to know of a GPU: multiprocessors, shared memory a program, cooperative launches."""
+
+    count: int
+    shared_memory: int
+    cooperative: bool
 
 
 def next_power_of_two(n: int) -> int:
@@ -44,46 +85,93 @@ def is_row_wise(n_rows: int, n_cols: int, row_mode: bool | None) -> bool:
     return next_power_of_two(n_cols) > BLOCK_WISE_MAX_COLS or n_rows < BLOCK_WISE_MIN_ROWS
 
 
-def _block_rows(n_rows: int, n_cols: int, row_mode: bool | None) -> int:
-    if is_row_wise(n_rows, n_cols, row_mode):
-        return 1
-    # A forced block-wise run of wide rows keeps the tile within what a program's registers hold.
-    return max(2, min(BLOCK_WISE_ROWS, 16384 // next_power_of_two(n_cols)))
+@functools.cache
+def _table() -> dict[tuple[str, int, bool], list[dict[str, Any]]]:
+    """(direction, itemsize, row-wise) → entries by rising n_cols."""
+    table: dict[tuple[str, int, bool], list[dict[str, Any]]] = {}
+    for entry in json.loads(resources.files("rmsnorm").joinpath("tuned.json").read_text())["entries"]:
+        table.setdefault((entry["direction"], entry["itemsize"], entry["row_wise"]), []).append(entry)
+    for entries in table.values():
+        entries.sort(key=lambda entry: entry["n_cols"])
+    return table
 
 
-def _chunk_cols(n_cols: int) -> int:
-    """The largest power of two whose multiples cover n_cols with less than an eighth to spare."""
-    whole = next_power_of_two(n_cols)
-    chunk = whole
-    while chunk > 128 and 8 * (-(-n_cols // chunk) * chunk - n_cols) >= n_cols and 8 * chunk > whole:
-        chunk //= 2
-    return chunk
+def _entry(direction: str, n_cols: int, itemsize: int, row_wise: bool) -> dict[str, Any]:
+    entries = _table()[direction, itemsize, row_wise]
+    entry = next((entry for entry in entries if entry["n_cols"] >= n_cols), None)
+    if entry is None:  # block-wise was forced on wide rows: two rows of the row-wise tile
+        entry = {**_entry(direction, n_cols, itemsize, True), "block_rows": 2}
+    return entry
 
 
-def _warps(elements: int, elements_a_thread: int, most: int = 32) -> int:
-    return max(1, min(most, next_power_of_two(elements) // (32 * elements_a_thread)))
+def _chunk_cols(n_cols: int, itemsize: int, entry: dict[str, Any]) -> int:
+    """The entry's block_cols, halved while more than an eighth of the work would lie beyond n_cols.
+
+    Not below 16 bytes a thread, except for rows that are narrower than that.
+    """
+    block_cols: int = entry["block_cols"]
+    least = 32 * entry["num_warps"] * 16 // itemsize
+    while block_cols > least and 8 * (-n_cols % block_cols) > n_cols:
+        block_cols //= 2
+    return min(block_cols, next_power_of_two(n_cols))
 
 
-def forward_config(n_rows: int, n_cols: int, itemsize: int, row_mode: bool | None) -> ForwardConfig:
-    """The forward launch for n_rows × n_cols of x with itemsize bytes an element."""
-    block_rows = _block_rows(n_rows, n_cols, row_mode)
-    return ForwardConfig(block_rows, _warps(block_rows * n_cols, 32 // itemsize if itemsize < 8 else 8))
+@functools.lru_cache(maxsize=4096)
+def forward_config(n_cols: int, itemsize: int, row_wise: bool) -> ForwardConfig:
+    """The forward launch for rows of n_cols elements of itemsize bytes."""
+    entry = _entry("forward", n_cols, itemsize, row_wise)
+    block_cols = _chunk_cols(n_cols, itemsize, entry)
+    n_held = min(-(-n_cols // block_cols), entry["n_held"] * entry["block_cols"] // block_cols)
+    return ForwardConfig(entry["block_rows"], block_cols, n_held, entry["num_warps"])
 
 
-def backward_config(
-    n_rows: int, n_cols: int, itemsize: int, row_mode: bool | None, n_processors: int
-) -> BackwardConfig:
-    """The backward launch; n_processors is the GPU's count of streaming multiprocessors."""
-    block_rows = _block_rows(n_rows, n_cols, row_mode)
-    programs_a_processor = max(1, min(16, 8192 // next_power_of_two(n_cols)))
-    n_tiles = -(-n_rows // block_rows)
-    tile_bytes = 2 * block_rows * next_power_of_two(n_cols) * itemsize  # x and dy
-    num_stages = max(1, min(3, 1 + SHARED_MEMORY_BYTES // (tile_bytes * programs_a_processor)))
+@functools.lru_cache(maxsize=4096)
+def _backward_tiles(n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> BackwardConfig:
+    """The backward launch for any number of rows; n_programs is the most that the processors run side by side."""
+    entry = _entry("backward", n_cols, itemsize, row_wise)
+    block_cols = _chunk_cols(n_cols, itemsize, entry)
+    num_stages = entry["num_stages"]
+    arrays_in_flight = 3 if entry["reload_weight"] else 2
+    tile_bytes = arrays_in_flight * entry["block_rows"] * (n_cols + -n_cols % block_cols) * itemsize
+    while num_stages > 1 and (num_stages - 1) * tile_bytes + 2048 > processors.shared_memory:
+        num_stages -= 1
     return BackwardConfig(
-        block_rows=block_rows,
-        block_cols=_chunk_cols(n_cols),
-        num_warps=_warps(block_rows * n_cols, 16),
+        block_rows=entry["block_rows"],
+        block_cols=block_cols,
+        num_warps=entry["num_warps"],
         num_stages=num_stages,
-        n_programs=max(1, min(n_tiles, programs_a_processor * n_processors)),
-        reload_weight=n_cols >= 16384,
+        n_programs=entry["programs_a_processor"] * processors.count,
+        reload_weight=entry["reload_weight"],
+    )
+
+
+def backward_config(n_rows: int, n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> BackwardConfig:
+    """The backward launch for n_rows × n_cols of x with itemsize bytes an element; never more programs than tiles."""
+    config = _backward_tiles(n_cols, itemsize, row_wise, processors)
+    n_tiles = -(-n_rows // config.block_rows)
+    return config if n_tiles >= config.n_programs else replace(config, n_programs=n_tiles)
+
+
+@functools.lru_cache(maxsize=4096)
+def split_config(n_cols: int, itemsize: int, processors: Processors) -> SplitConfig | None:
+    """The backward launch of split rows, or None where rows are narrow enough for tiles or float64.
+
+    n_groups is the most that the table's GPU keeps resident; the launch lowers it where the compiled kernel needs more.
+    """
+    entries = _table().get(("split", itemsize, True), [])
+    entry = next((entry for entry in entries if entry["n_cols"] >= n_cols > entry["above_n_cols"]), None)
+    if entry is None or not processors.cooperative:
+        return None
+    n_groups = entry["programs_a_processor"] * processors.count // entry["n_splits"]
+    if n_groups == 0:
+        return None
+    return SplitConfig(
+        n_splits=entry["n_splits"],
+        n_chunks=-(-n_cols // (entry["n_splits"] * entry["block_cols"])),
+        block_cols=entry["block_cols"],
+        num_warps=entry["num_warps"],
+        num_stages=entry["num_stages"],
+        n_groups=n_groups,
+        reload_rows=entry["reload_rows"],
+        reload_weight=entry["reload_weight"],
     )

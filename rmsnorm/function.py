@@ -39,16 +39,12 @@ class LigerRMSNormFunction(torch.autograd.Function):
         dX: torch.Tensor | None = None
         dW: torch.Tensor | None = None
         if torch.is_grad_enabled() and not compiling:  # create_graph: the gradients are differentiable themselves
-            dX, dW = _RMSNormBackward.apply(
-                dY, X, W, RSTD, eps, offset, casting_mode, row_mode, needs_dx, needs_dw
-            )
+            dX, dW = _RMSNormBackward.apply(dY, X, W, RSTD, eps, offset, casting_mode, row_mode, needs_dx, needs_dw)
         elif needs_dx and ctx.in_place and not compiling and _may_overwrite(dY, X, W):
             dW = ops.rms_norm_backward_(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dw)
             dX = dY
         else:
-            dX, dW = ops.rms_norm_backward(
-                dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dx, needs_dw
-            )
+            dX, dW = ops.rms_norm_backward(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dx, needs_dw)
         return (dX if needs_dx else None, dW if needs_dw else None, None, None, None, None, None)
 
 
@@ -58,9 +54,7 @@ def _may_overwrite(dY: torch.Tensor, X: torch.Tensor, W: torch.Tensor | None) ->
         return False
     storage = dY.untyped_storage().data_ptr()
     # y.backward(x) is legal: X and W are never written.
-    return storage != X.untyped_storage().data_ptr() and (
-        W is None or storage != W.untyped_storage().data_ptr()
-    )
+    return storage != X.untyped_storage().data_ptr() and (W is None or storage != W.untyped_storage().data_ptr())
 
 
 class _RMSNormBackward(torch.autograd.Function):

@@ -21,8 +21,9 @@ rounding point, and y, dx and dw are rounded once more by the cast before their 
     x_hat            R            R
     shifted_weight                R      w + offset
 
-A tile is BLOCK_ROWS rows by BLOCK_COLS >= n_cols columns, so one program sees whole rows: BLOCK_ROWS = 1 is the
-row-wise variant, more rows are the block-wise one. Row offsets are int64.
+A tile is BLOCK_ROWS whole rows: one row is the row-wise variant, more are the block-wise one. A row is cut into chunks
+of BLOCK_COLS columns, five of 1024 for 5120 columns where one power of two would have to be 8192. Row offsets are
+int64. Products and sums may be contracted to fused multiply-adds; the launch pins that, so that the bits repeat.
 """
 
 import triton
@@ -60,31 +61,73 @@ def _reciprocal_sqrt(value, dtype: tl.constexpr):
 
 
 @triton.jit
-def _load_shifted_weight(w_ptr, cols, col_mask, offset: tl.constexpr, CASTING_MODE: tl.constexpr, X_DTYPE, C_DTYPE):
-    """w + offset in the compute dtype, [BLOCK_COLS]."""
-    w = tl.load(w_ptr + cols, mask=col_mask, other=0.0, eviction_policy="evict_last").to(C_DTYPE)
-    if offset != 0.0:  # not added when zero: -0.0 keeps its sign
-        w = w + offset
-    if CASTING_MODE == NONE:
-        w = _round(w, X_DTYPE)  # rounding point: shifted_weight
-    return w
+def _load_weight(w_ptr, cols, col_mask):
+    return tl.load(w_ptr + cols, mask=col_mask, other=0.0, eviction_policy="evict_last")
 
 
 @triton.jit
-def _load_rows(ptr, rows, row_steps, cols, mask, STRIDE_ALIGN: tl.constexpr, C_DTYPE: tl.constexpr):
-    """Rows of a matrix with unit column stride, in the compute dtype, [BLOCK_ROWS, BLOCK_COLS].
+def _shifted_weight(w, offset: tl.constexpr, X_DTYPE: tl.constexpr, C_DTYPE: tl.constexpr, CASTING_MODE: tl.constexpr):
+    """w + offset in the compute dtype."""
+    shifted_weight = w.to(C_DTYPE)
+    if offset != 0.0:  # not added when zero: -0.0 keeps its sign
+        shifted_weight = shifted_weight + offset
+    if CASTING_MODE == NONE:
+        shifted_weight = _round(shifted_weight, X_DTYPE)  # rounding point: shifted_weight
+    return shifted_weight
+
+
+@triton.jit
+def _load_rows(ptr, rows, row_steps, cols, mask, STRIDE_ALIGN: tl.constexpr, EVICTION: tl.constexpr):
+    """Rows of a matrix with unit column stride, [BLOCK_ROWS, BLOCK_COLS].
 
     The row stride is row_steps * STRIDE_ALIGN elements. The factor known at compile time is what shows the compiler
     that rows are aligned for 16-byte accesses, also where n_cols is no multiple of 16; unlike a hint it cannot lie.
     """
     offsets = (rows * row_steps * STRIDE_ALIGN)[:, None] + cols[None, :]
-    return tl.load(ptr + offsets, mask=mask, other=0.0).to(C_DTYPE)
+    return tl.load(ptr + offsets, mask=mask, other=0.0, eviction_policy=EVICTION)
 
 
 @triton.jit
 def _store_rows(ptr, rows, n_cols: tl.constexpr, cols, mask, value):
     """Round value to the dtype of the contiguous matrix, once, and store its rows."""
     tl.store(ptr + (rows * n_cols)[:, None] + cols[None, :], value.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _squares(x, X_DTYPE: tl.constexpr, CASTING_MODE: tl.constexpr):
+    squares = x * x
+    if CASTING_MODE == NONE:
+        squares = _round(squares, X_DTYPE)  # rounding point: squares
+    return squares
+
+
+@triton.jit
+def _rstd(
+    sum_of_squares,
+    n_cols: tl.constexpr,
+    eps: tl.constexpr,
+    X_DTYPE: tl.constexpr,
+    C_DTYPE: tl.constexpr,
+    CASTING_MODE: tl.constexpr,
+):
+    mean_square = _divide(sum_of_squares, n_cols, C_DTYPE)
+    if CASTING_MODE == NONE:
+        mean_square = _round(mean_square, X_DTYPE)  # rounding point: mean_square
+    variance = mean_square + eps
+    if CASTING_MODE == NONE:
+        variance = _round(variance, X_DTYPE)  # rounding point: variance
+    rstd = _reciprocal_sqrt(variance, C_DTYPE)
+    if CASTING_MODE == NONE:
+        rstd = _round(rstd, X_DTYPE)  # rounding point: rstd
+    return rstd
+
+
+@triton.jit
+def _x_hat(x, rstd, X_DTYPE: tl.constexpr, CASTING_MODE: tl.constexpr):
+    x_hat = x * rstd
+    if CASTING_MODE != GEMMA:
+        x_hat = _round(x_hat, X_DTYPE)  # rounding point: x_hat
+    return x_hat
 
 
 @triton.jit(do_not_specialize=["x_row_steps", "n_rows"])
@@ -102,42 +145,56 @@ def rms_norm_forward_kernel(
     HAS_WEIGHT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
+    N_HELD: tl.constexpr,
     STRIDE_ALIGN: tl.constexpr,
 ):
-    """One program: BLOCK_ROWS rows of y (contiguous) and of rstd."""
+    """One program: BLOCK_ROWS rows of y (contiguous) and of rstd.
+
+    The first N_HELD chunks of a row stay in registers between the sum and the product. Those that registers cannot
+    hold are loaded twice: the second time, last chunk first, they come from the caches.
+    """
     X_DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     C_DTYPE: tl.constexpr = rstd_ptr.dtype.element_ty
+    N_CHUNKS: tl.constexpr = (n_cols + BLOCK_COLS - 1) // BLOCK_COLS
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    cols = tl.arange(0, BLOCK_COLS)
     row_mask = rows < n_rows
-    col_mask = cols < n_cols
-    mask = row_mask[:, None] & col_mask[None, :]
+    chunk_cols = tl.arange(0, BLOCK_COLS)
 
-    x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, C_DTYPE)
-    if HAS_WEIGHT:
-        w = _load_shifted_weight(w_ptr, cols, col_mask, offset, CASTING_MODE, X_DTYPE, C_DTYPE)
+    held_x = ()
+    squares = tl.zeros((BLOCK_ROWS, BLOCK_COLS), C_DTYPE)
+    for chunk in tl.static_range(N_HELD):
+        cols = chunk * BLOCK_COLS + chunk_cols
+        mask = row_mask[:, None] & (cols < n_cols)[None, :]
+        held_x += (_load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_first"),)
+        squares += _squares(held_x[chunk].to(C_DTYPE), X_DTYPE, CASTING_MODE)
+    if N_HELD < N_CHUNKS:
+        for chunk in tl.range(N_HELD, N_CHUNKS, num_stages=1):
+            cols = chunk * BLOCK_COLS + chunk_cols
+            mask = row_mask[:, None] & (cols < n_cols)[None, :]
+            x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_last").to(C_DTYPE)
+            squares += _squares(x, X_DTYPE, CASTING_MODE)
 
-    squares = x * x
-    if CASTING_MODE == NONE:
-        squares = _round(squares, X_DTYPE)  # rounding point: squares
-    mean_square = _divide(tl.sum(squares, axis=1), n_cols, C_DTYPE)
-    if CASTING_MODE == NONE:
-        mean_square = _round(mean_square, X_DTYPE)  # rounding point: mean_square
-    variance = mean_square + eps
-    if CASTING_MODE == NONE:
-        variance = _round(variance, X_DTYPE)  # rounding point: variance
-    rstd = _reciprocal_sqrt(variance, C_DTYPE)
-    if CASTING_MODE == NONE:
-        rstd = _round(rstd, X_DTYPE)  # rounding point: rstd
-    x_hat = x * rstd[:, None]
-    if CASTING_MODE != GEMMA:
-        x_hat = _round(x_hat, X_DTYPE)  # rounding point: x_hat
-    y = x_hat
-    if HAS_WEIGHT:
-        y = x_hat * w[None, :]
-
+    rstd = _rstd(tl.sum(squares, axis=1), n_cols, eps, X_DTYPE, C_DTYPE, CASTING_MODE)
     tl.store(rstd_ptr + rows, rstd, mask=row_mask)
-    _store_rows(y_ptr, rows, n_cols, cols, mask, y)
+
+    if N_HELD < N_CHUNKS:
+        for reverse_chunk in tl.range(0, N_CHUNKS - N_HELD, num_stages=1):
+            cols = (N_CHUNKS - 1 - reverse_chunk) * BLOCK_COLS + chunk_cols
+            mask = row_mask[:, None] & (cols < n_cols)[None, :]
+            x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_first").to(C_DTYPE)
+            y = _x_hat(x, rstd[:, None], X_DTYPE, CASTING_MODE)
+            if HAS_WEIGHT:
+                w = _load_weight(w_ptr, cols, cols < n_cols)
+                y *= _shifted_weight(w, offset, X_DTYPE, C_DTYPE, CASTING_MODE)[None, :]
+            _store_rows(y_ptr, rows, n_cols, cols, mask, y)
+    for chunk in tl.static_range(N_HELD):
+        cols = chunk * BLOCK_COLS + chunk_cols
+        mask = row_mask[:, None] & (cols < n_cols)[None, :]
+        y = _x_hat(held_x[chunk].to(C_DTYPE), rstd[:, None], X_DTYPE, CASTING_MODE)
+        if HAS_WEIGHT:
+            w = _load_weight(w_ptr, cols, cols < n_cols)
+            y *= _shifted_weight(w, offset, X_DTYPE, C_DTYPE, CASTING_MODE)[None, :]
+        _store_rows(y_ptr, rows, n_cols, cols, mask, y)
 
 
 @triton.jit(do_not_specialize=["dy_row_steps", "x_row_steps", "n_rows"])
@@ -165,9 +222,7 @@ def rms_norm_backward_kernel(
 ):
     """One program: every n_programs-th tile of dx (contiguous; it may be dy itself) and one row of partial sums of dw.
 
-    A row is cut into chunks of BLOCK_COLS columns, all held at once: five chunks of 1024 for 5120 columns, where one
-    tile would have 8192. A tile's dy is read before its dx is written and no two tiles share a row, which is what lets
-    dx be dy.
+    A tile's dy is read before its dx is written and no two tiles share a row, which is what lets dx be dy.
     """
     X_DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     C_DTYPE: tl.constexpr = rstd_ptr.dtype.element_ty
@@ -179,7 +234,7 @@ def rms_norm_backward_kernel(
     for chunk in tl.static_range(N_CHUNKS):
         cols = chunk * BLOCK_COLS + chunk_cols
         if HAS_WEIGHT and NEEDS_DX and not RELOAD_WEIGHT:
-            w += (_load_shifted_weight(w_ptr, cols, cols < n_cols, offset, CASTING_MODE, X_DTYPE, C_DTYPE),)
+            w += (_load_weight(w_ptr, cols, cols < n_cols),)
         if NEEDS_DW:
             dw += (tl.zeros((BLOCK_ROWS, BLOCK_COLS), C_DTYPE),)
 
@@ -195,24 +250,19 @@ def rms_norm_backward_kernel(
         for chunk in tl.static_range(N_CHUNKS):
             cols = chunk * BLOCK_COLS + chunk_cols
             mask = row_mask[:, None] & (cols < n_cols)[None, :]
-            x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, C_DTYPE)
-            dy = _load_rows(dy_ptr, rows, dy_row_steps, cols, mask, STRIDE_ALIGN, C_DTYPE)
+            x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_first").to(C_DTYPE)
+            dy = _load_rows(dy_ptr, rows, dy_row_steps, cols, mask, STRIDE_ALIGN, "evict_first").to(C_DTYPE)
             x_hat += (x * rstd,)
-            if NEEDS_DW:
-                dw_x_hat = x_hat[chunk]
-                if CASTING_MODE != GEMMA:
-                    dw_x_hat = _round(dw_x_hat, X_DTYPE)  # rounding point: x_hat, as in the forward
-                new_dw += (dw[chunk] + dy * dw_x_hat,)
+            if NEEDS_DW:  # here, so that dy need not live in registers across the reduction
+                new_dw += (dw[chunk] + dy * _x_hat(x, rstd, X_DTYPE, CASTING_MODE),)
             if NEEDS_DX:
-                if not HAS_WEIGHT:
-                    m += (dy,)
-                elif RELOAD_WEIGHT:
-                    w_chunk = _load_shifted_weight(
-                        w_ptr, cols, cols < n_cols, offset, CASTING_MODE, X_DTYPE, C_DTYPE
-                    )
-                    m += (dy * w_chunk[None, :],)
-                else:
-                    m += (dy * w[chunk][None, :],)
+                if HAS_WEIGHT:
+                    if RELOAD_WEIGHT:
+                        w_chunk = _load_weight(w_ptr, cols, cols < n_cols)
+                    else:
+                        w_chunk = w[chunk]
+                    dy *= _shifted_weight(w_chunk, offset, X_DTYPE, C_DTYPE, CASTING_MODE)[None, :]
+                m += (dy,)
                 products += m[chunk] * x
         dw = new_dw
 

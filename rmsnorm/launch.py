@@ -5,24 +5,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from typing import Any
 
 import torch
-from triton import knobs
 
-from rmsnorm import kernels
+from rmsnorm import kernels, split_kernels
 from rmsnorm.config import (
     BackwardConfig,
     ForwardConfig,
+    Processors,
+    SplitConfig,
     backward_config,
     forward_config,
+    is_row_wise,
     next_power_of_two,
+    split_config,
 )
+from rmsnorm.launcher import INTERPRETED, Launcher
 
-CASTING_MODES = {"llama": kernels.LLAMA, "gemma": kernels.GEMMA, "none": kernels.NONE}
+CASTING_MODES = {"llama": kernels.LLAMA.value, "gemma": kernels.GEMMA.value, "none": kernels.NONE.value}
 
-# Read once, as @triton.jit does: in one process the kernels are either compiled or interpreted.
-INTERPRETED = bool(knobs.runtime.interpret)
-INTERPRETER_PROCESSORS = 4  # stands for the multiprocessor count, so that a few rows already need several programs
+# Stands for a GPU in the interpreter: few processors, so that a few rows already need several programs.
+INTERPRETER = Processors(count=4, shared_memory=96 * 1024, cooperative=True)
+
+_forward_launcher = Launcher(kernels.rms_norm_forward_kernel)
+_backward_launcher = Launcher(kernels.rms_norm_backward_kernel)
+_split_launcher = Launcher(split_kernels.rms_norm_backward_split_kernel)
+_weight_gradient_launcher = Launcher(kernels.rms_norm_weight_gradient_kernel)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -67,13 +76,15 @@ def _stride_align(itemsize: int, *strides: int) -> int:
 
 
 @functools.cache
-def _processor_count(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _gpu(device: torch.device) -> Processors:
+    properties = torch.cuda.get_device_properties(device)
+    shared_memory = getattr(properties, "shared_memory_per_block_optin", 64 * 1024)
+    return Processors(properties.multi_processor_count, shared_memory, cooperative=torch.version.hip is None)
 
 
-def processor_count(device: torch.device) -> int:
-    """How many programs the device runs side by side: its streaming multiprocessors."""
-    return INTERPRETER_PROCESSORS if device.type == "cpu" else _processor_count(device)
+def processors(device: torch.device) -> Processors:
+    """The device's streaming multiprocessors and what a program may use of them."""
+    return INTERPRETER if device.type == "cpu" else _gpu(device)
 
 
 def _on_device(t: torch.Tensor) -> contextlib.AbstractContextManager[object]:
@@ -104,27 +115,27 @@ def rms_norm_forward(
     if n_rows == 0:
         return y, rstd
     x, x_row_stride = rows_and_stride(x)
-    align = _stride_align(x.element_size(), x_row_stride)
+    itemsize = x.element_size()
+    align = _stride_align(itemsize, x_row_stride)
     if config is None:
-        config = forward_config(n_rows, n_cols, x.element_size(), row_mode)
+        config = forward_config(n_cols, itemsize, is_row_wise(n_rows, n_cols, row_mode))
     with _on_device(x):
-        kernels.rms_norm_forward_kernel[(-(-n_rows // config.block_rows),)](
-            x,
-            None if w is None else w.contiguous(),
-            y,
-            rstd,
-            x_row_stride // align,
-            n_rows,
-            n_cols=n_cols,
-            eps=eps,
-            offset=offset,
-            CASTING_MODE=CASTING_MODES[casting_mode],
-            HAS_WEIGHT=w is not None,
-            BLOCK_ROWS=config.block_rows,
-            BLOCK_COLS=next_power_of_two(n_cols),
-            STRIDE_ALIGN=align,
+        _forward_launcher(
+            -(-n_rows // config.block_rows),
+            (x, None if w is None else w.contiguous(), y, rstd),
+            (x_row_stride // align, n_rows),
+            (
+                n_cols,
+                eps,
+                offset,
+                CASTING_MODES[casting_mode],
+                w is not None,
+                config.block_rows,
+                config.block_cols,
+                config.n_held,
+                align,
+            ),
             num_warps=config.num_warps,
-            enable_fp_fusion=True,
         )
     return y, rstd
 
@@ -140,7 +151,7 @@ def rms_norm_backward(
     dx: torch.Tensor | None,
     needs_dw: bool,
     row_mode: bool | None = None,
-    config: BackwardConfig | None = None,
+    config: BackwardConfig | SplitConfig | None = None,
 ) -> torch.Tensor | None:
     """Write dx, unless it is None, and give dw, (n_cols,) in w's dtype, or None where it is not needed.
 
@@ -149,58 +160,125 @@ def rms_norm_backward(
     """
     n_cols = x.shape[-1]
     n_rows = rstd.numel()
-    needs_dw = needs_dw and w is not None
     dw = torch.empty(n_cols, dtype=w.dtype, device=x.device) if needs_dw and w is not None else None
     if n_rows == 0 or (dx is None and dw is None):
         return None if dw is None else dw.zero_()
     x, x_row_stride = rows_and_stride(x)
     dy, dy_row_stride = rows_and_stride(dy)
-    align = _stride_align(x.element_size(), dy_row_stride, x_row_stride)
+    itemsize = x.element_size()
+    align = _stride_align(itemsize, dy_row_stride, x_row_stride)
     if config is None:
-        config = backward_config(n_rows, n_cols, x.element_size(), row_mode, processor_count(x.device))
-    dw_partial = None
-    if dw is not None:
-        dw_partial = torch.empty((config.n_programs, n_cols), dtype=rstd.dtype, device=x.device)
+        gpu = processors(x.device)
+        row_wise = is_row_wise(n_rows, n_cols, row_mode)
+        config = split_config(n_cols, itemsize, gpu) if row_wise and dx is not None else None
+        config = config or backward_config(n_rows, n_cols, itemsize, row_wise, gpu)
+    w = None if w is None else w.contiguous()
+    rstd = rstd.contiguous()
     with _on_device(x):
-        kernels.rms_norm_backward_kernel[(config.n_programs,)](
-            dy,
-            x,
-            None if w is None else w.contiguous(),
-            rstd.contiguous(),
-            dx,
-            dw_partial,
-            dy_row_stride // align,
-            x_row_stride // align,
-            n_rows,
-            n_cols=n_cols,
-            offset=offset,
-            CASTING_MODE=CASTING_MODES[casting_mode],
-            HAS_WEIGHT=w is not None,
-            NEEDS_DX=dx is not None,
-            NEEDS_DW=dw is not None,
-            RELOAD_WEIGHT=config.reload_weight,
-            BLOCK_ROWS=config.block_rows,
-            BLOCK_COLS=config.block_cols,
-            STRIDE_ALIGN=align,
-            NUM_STAGES=config.num_stages,
-            num_warps=config.num_warps,
-            enable_fp_fusion=True,
-        )
+        if isinstance(config, SplitConfig):
+            assert dx is not None
+            dw_partial = _partials(min(config.n_groups, n_rows), rstd, n_cols, dw)
+            dw_partial = _launch_split(
+                config,
+                (dy, x, w, rstd, dx, dw_partial),
+                (dy_row_stride // align, x_row_stride // align, n_rows),
+                n_cols,
+                offset,
+                casting_mode,
+                align,
+            )
+        else:
+            dw_partial = _partials(config.n_programs, rstd, n_cols, dw)
+            _backward_launcher(
+                config.n_programs,
+                (dy, x, w, rstd, dx, dw_partial),
+                (dy_row_stride // align, x_row_stride // align, n_rows),
+                (
+                    n_cols,
+                    offset,
+                    CASTING_MODES[casting_mode],
+                    w is not None,
+                    dx is not None,
+                    dw is not None,
+                    config.reload_weight,
+                    config.block_rows,
+                    config.block_cols,
+                    align,
+                    config.num_stages,
+                ),
+                num_warps=config.num_warps,
+            )
         if dw is not None and dw_partial is not None:
             _sum_partials(dw_partial, dw)
     return dw
 
 
+def _partials(n_partials: int, rstd: torch.Tensor, n_cols: int, dw: torch.Tensor | None) -> torch.Tensor | None:
+    if dw is None:
+        return None
+    return torch.empty((n_partials, n_cols), dtype=rstd.dtype, device=rstd.device)
+
+
+def _launch_split(
+    config: SplitConfig,
+    tensors: tuple[torch.Tensor | None, ...],
+    integers: tuple[int, int, int],
+    n_cols: int,
+    offset: float,
+    casting_mode: str,
+    align: int,
+) -> torch.Tensor | None:
+    """Launch as many groups as can be resident, at most one a partial row of dw; give the partial rows written."""
+    _, _, w, rstd, _, dw_partial = tensors
+    assert rstd is not None
+    n_rows = integers[2]
+    exchange = torch.full((n_rows, config.n_splits), split_kernels.EMPTY.value, dtype=torch.int32, device=rstd.device)
+
+    def constants(publishes: bool, collects: bool) -> tuple[Any, ...]:
+        return (
+            n_cols,
+            offset,
+            CASTING_MODES[casting_mode],
+            w is not None,
+            dw_partial is not None,
+            config.reload_rows,
+            config.reload_weight,
+            config.n_splits,
+            config.n_chunks,
+            config.block_cols,
+            align,
+            config.num_stages,
+            publishes,
+            collects,
+        )
+
+    arguments = ((*tensors, exchange), integers)
+    n_groups = min(config.n_groups, n_rows)
+    if INTERPRETED:  # programs run one after another: none may wait for a later one
+        for phase in ((True, False), (False, True)):
+            _split_launcher(n_groups * config.n_splits, *arguments, constants(*phase), num_warps=config.num_warps)
+        return dw_partial
+    resident = _split_launcher.resident_programs(*arguments, constants(True, True), num_warps=config.num_warps)
+    n_groups = min(n_groups, resident // config.n_splits)
+    if n_groups == 0:
+        raise RuntimeError(f"the GPU holds {resident} programs at once, a row needs {config.n_splits}: {config}")
+    _split_launcher(
+        n_groups * config.n_splits,
+        *arguments,
+        constants(True, True),
+        num_warps=config.num_warps,
+        cooperative=True,
+    )
+    return None if dw_partial is None else dw_partial[:n_groups]
+
+
 def _sum_partials(dw_partial: torch.Tensor, dw: torch.Tensor) -> None:
     n_partials, n_cols = dw_partial.shape
     block_cols = min(16, next_power_of_two(n_cols))
-    kernels.rms_norm_weight_gradient_kernel[(-(-n_cols // block_cols),)](
-        dw_partial,
-        dw,
-        n_partials,
-        n_cols=n_cols,
-        BLOCK_PARTIALS=min(256, next_power_of_two(n_partials)),
-        BLOCK_COLS=block_cols,
+    _weight_gradient_launcher(
+        -(-n_cols // block_cols),
+        (dw_partial, dw),
+        (n_partials,),
+        (n_cols, min(256, next_power_of_two(n_partials)), block_cols),
         num_warps=min(8, next_power_of_two(max(1, n_partials // 16))),
-        enable_fp_fusion=True,
     )

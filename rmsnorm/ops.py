@@ -33,13 +33,16 @@ def _uses_kernels(x: torch.Tensor) -> bool:
 
 
 def _forward(
-    x: torch.Tensor, w: torch.Tensor | None, eps: float, offset: float, casting_mode: str, row_mode: bool | None
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    eps: float,
+    offset: float,
+    casting_mode: str,
+    row_mode: bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_forward(x, w, eps, offset, casting_mode)
     if _uses_kernels(x):
-        return launch.rms_norm_forward(
-            x, w, eps=eps, offset=offset, casting_mode=casting_mode, row_mode=row_mode
-        )
+        return launch.rms_norm_forward(x, w, eps=eps, offset=offset, casting_mode=casting_mode, row_mode=row_mode)
     y, rstd = eager.rms_norm_forward(
         x.contiguous(),
         w,
@@ -108,6 +111,7 @@ def _backward_(
         )
     else:
         dx, dw = _eager_backward(dy, x, w, rstd, offset, casting_mode, True, needs_dw)
+        assert dx is not None
         dy.copy_(dx)
     return _or_empty(dw, x)
 
@@ -141,7 +145,12 @@ def _or_empty(gradient: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
 
 
 def _forward_fake(
-    x: torch.Tensor, w: torch.Tensor | None, eps: float, offset: float, casting_mode: str, row_mode: bool | None
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    eps: float,
+    offset: float,
+    casting_mode: str,
+    row_mode: bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_forward(x, w, eps, offset, casting_mode)
     return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=launch.compute_dtype(x.dtype))

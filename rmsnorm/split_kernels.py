@@ -1,7 +1,7 @@
-"""Kernels for very wide rows: a row is shared by N_SPLITS programs that run side by side.
+"""The backward of very wide rows: a row is shared by N_SPLITS programs that run side by side.
 
-Each program owns one slice of BLOCK_COLS columns, for every row of its group, so its slice of w and of dw stays in
-registers. What a row needs from all slices is one sum: a program publishes its partial sum and collects the others'.
+Each program owns one slice of N_CHUNKS * BLOCK_COLS columns, in every row of its group, so that its slice of dw stays
+in registers. What a row needs from all slices is one sum: a program publishes its partial sum and collects the others'.
 
 The exchange: a partial sum is stored as an int32 bit pattern into its own slot of `exchange`, (n_rows, N_SPLITS), which
 holds EMPTY before. The value is its own flag: no fence is needed and nothing is added atomically, and the slots are
@@ -12,13 +12,13 @@ Programs wait for each other, so all must be resident: the launch is a cooperati
 the next row before it waits for that of the last one, which by then has long arrived. The interpreter runs programs one
 after another and runs the kernel twice instead, first to publish (COLLECTS off), then to collect (PUBLISHES off).
 
-float32 is the compute dtype here; float64 rows are one tile of the kernels in `kernels.py`.
+float32 is the compute dtype here; float64 rows are tiles of the kernels in `kernels.py`, whose rounding points apply.
 """
 
 import triton
 import triton.language as tl
 
-from rmsnorm.kernels import GEMMA, NONE, _divide, _load_shifted_weight, _reciprocal_sqrt, _round
+from rmsnorm.kernels import _divide, _load_weight, _shifted_weight, _x_hat
 
 EMPTY = tl.constexpr(0x7FFFDEAD)
 OTHER_NAN = tl.constexpr(0x7FC00000)
@@ -41,121 +41,54 @@ def _collect(exchange_ptr, row, N_SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _finish_forward_row(
-    x_slice,
-    w,
-    y_ptr,
-    rstd_ptr,
-    exchange_ptr,
-    row,
-    split,
-    cols,
-    col_mask,
-    n_cols: tl.constexpr,
-    eps: tl.constexpr,
-    CASTING_MODE: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    N_SPLITS: tl.constexpr,
-):
-    X_DTYPE: tl.constexpr = y_ptr.dtype.element_ty
-    mean_square = _divide(_collect(exchange_ptr, row, N_SPLITS), n_cols, tl.float32)
-    if CASTING_MODE == NONE:
-        mean_square = _round(mean_square, X_DTYPE)  # rounding point: mean_square
-    variance = mean_square + eps
-    if CASTING_MODE == NONE:
-        variance = _round(variance, X_DTYPE)  # rounding point: variance
-    rstd = _reciprocal_sqrt(variance, tl.float32)
-    if CASTING_MODE == NONE:
-        rstd = _round(rstd, X_DTYPE)  # rounding point: rstd
-    x_hat = x_slice.to(tl.float32) * rstd
-    if CASTING_MODE != GEMMA:
-        x_hat = _round(x_hat, X_DTYPE)  # rounding point: x_hat
-    y = x_hat
-    if HAS_WEIGHT:
-        y = x_hat * w
-    tl.store(rstd_ptr + row, rstd, mask=split == 0)
-    tl.store(y_ptr + row * n_cols + cols, y.to(X_DTYPE), mask=col_mask)
-
-
-@triton.jit(do_not_specialize=["x_row_steps", "n_rows"])
-def rms_norm_forward_split_kernel(
+def _finish_row(
     x_ptr,
+    dy_ptr,
     w_ptr,
-    y_ptr,
-    rstd_ptr,
+    dx_ptr,
     exchange_ptr,
     x_row_steps,
-    n_rows,
+    dy_row_steps,
+    row,
+    rstd,
+    x_slice,
+    dy_slice,
+    w_slice,
+    first_col,
     n_cols: tl.constexpr,
-    eps: tl.constexpr,
     offset: tl.constexpr,
     CASTING_MODE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    RELOAD_ROWS: tl.constexpr,
+    RELOAD_WEIGHT: tl.constexpr,
     N_SPLITS: tl.constexpr,
+    N_CHUNKS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
     STRIDE_ALIGN: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-    PUBLISHES: tl.constexpr,
-    COLLECTS: tl.constexpr,
 ):
-    """One program: its slice of every n_groups-th row of y, and with the first slice of rstd."""
-    X_DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    split = (tl.program_id(0) % N_SPLITS).to(tl.int64)
-    group = tl.program_id(0) // N_SPLITS
-    n_groups = tl.num_programs(0) // N_SPLITS
-    cols = split * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    col_mask = cols < n_cols
-    w = tl.zeros((BLOCK_COLS,), tl.float32)
-    if HAS_WEIGHT:
-        w = _load_shifted_weight(w_ptr, cols, col_mask, offset, CASTING_MODE, X_DTYPE, tl.float32)
-
-    waiting_x = tl.zeros((BLOCK_COLS,), X_DTYPE)
-    waiting_row = tl.cast(group, tl.int64) - n_groups
-    for tile in tl.range(group, n_rows, n_groups, num_stages=NUM_STAGES):
-        row = tl.cast(tile, tl.int64)
-        x = tl.load(x_ptr + row * x_row_steps * STRIDE_ALIGN + cols, mask=col_mask, other=0.0)
-        if PUBLISHES:
-            squares = x.to(tl.float32) * x.to(tl.float32)
-            if CASTING_MODE == NONE:
-                squares = _round(squares, X_DTYPE)  # rounding point: squares
-            _publish(exchange_ptr, row, split, tl.sum(squares, axis=0), N_SPLITS)
-        if COLLECTS:
-            if waiting_row >= 0:
-                _finish_forward_row(
-                    waiting_x, w, y_ptr, rstd_ptr, exchange_ptr, waiting_row, split, cols, col_mask, n_cols, eps,
-                    CASTING_MODE, HAS_WEIGHT, N_SPLITS,
-                )  # fmt: skip
-        waiting_x = x
-        waiting_row = row
-    if COLLECTS:
-        if waiting_row >= 0:
-            _finish_forward_row(
-                waiting_x, w, y_ptr, rstd_ptr, exchange_ptr, waiting_row, split, cols, col_mask, n_cols, eps,
-                CASTING_MODE, HAS_WEIGHT, N_SPLITS,
-            )  # fmt: skip
-
-
-@triton.jit
-def _finish_backward_row(
-    x_slice,
-    dy_slice,
-    rstd,
-    w,
-    dx_ptr,
-    exchange_ptr,
-    row,
-    cols,
-    col_mask,
-    n_cols: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    N_SPLITS: tl.constexpr,
-):
+    """The slice of one row of dx."""
+    X_DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
     projection = _divide(_collect(exchange_ptr, row, N_SPLITS), n_cols, tl.float32) * rstd
-    m = dy_slice.to(tl.float32)
-    if HAS_WEIGHT:
-        m = m * w
-    dx = rstd * (m - x_slice.to(tl.float32) * rstd * projection)
-    tl.store(dx_ptr + row * n_cols + cols, dx.to(dx_ptr.dtype.element_ty), mask=col_mask)
+    for chunk in tl.static_range(N_CHUNKS):
+        cols = first_col + chunk * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+        mask = cols < n_cols
+        if RELOAD_ROWS:
+            x_offset = row * x_row_steps * STRIDE_ALIGN
+            dy_offset = row * dy_row_steps * STRIDE_ALIGN
+            x = tl.load(x_ptr + x_offset + cols, mask=mask, other=0.0, eviction_policy="evict_first")
+            dy = tl.load(dy_ptr + dy_offset + cols, mask=mask, other=0.0, eviction_policy="evict_first")
+        else:
+            x = x_slice[chunk]
+            dy = dy_slice[chunk]
+        m = dy.to(tl.float32)
+        if HAS_WEIGHT:
+            if RELOAD_WEIGHT:
+                w = _load_weight(w_ptr, cols, mask)
+            else:
+                w = w_slice[chunk]
+            m *= _shifted_weight(w, offset, X_DTYPE, tl.float32, CASTING_MODE)
+        dx = rstd * (m - x.to(tl.float32) * rstd * projection)
+        tl.store(dx_ptr + row * n_cols + cols, dx.to(X_DTYPE), mask=mask)
 
 
 @triton.jit(do_not_specialize=["dy_row_steps", "x_row_steps", "n_rows"])
@@ -175,59 +108,91 @@ def rms_norm_backward_split_kernel(
     CASTING_MODE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     NEEDS_DW: tl.constexpr,
+    RELOAD_ROWS: tl.constexpr,
+    RELOAD_WEIGHT: tl.constexpr,
     N_SPLITS: tl.constexpr,
+    N_CHUNKS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
     STRIDE_ALIGN: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     PUBLISHES: tl.constexpr,
     COLLECTS: tl.constexpr,
 ):
-    """One program: its slice of every n_groups-th row of dx (it may be dy) and of its group's partial row of dw."""
+    """One program: its slice of every n_groups-th row of dx (it may be dy) and of its group's partial row of dw.
+
+    While a row waits for its sum, its slice of x and dy stays in registers, or, with RELOAD_ROWS, in the caches.
+    """
     X_DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    split = (tl.program_id(0) % N_SPLITS).to(tl.int64)
+    split = tl.program_id(0) % N_SPLITS
     group = tl.program_id(0) // N_SPLITS
     n_groups = tl.num_programs(0) // N_SPLITS
-    cols = split * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    col_mask = cols < n_cols
-    w = tl.zeros((BLOCK_COLS,), tl.float32)
-    if HAS_WEIGHT:
-        w = _load_shifted_weight(w_ptr, cols, col_mask, offset, CASTING_MODE, X_DTYPE, tl.float32)
-    dw = tl.zeros((BLOCK_COLS,), tl.float32)
-
-    waiting_x = tl.zeros((BLOCK_COLS,), X_DTYPE)
-    waiting_dy = tl.zeros((BLOCK_COLS,), X_DTYPE)
-    waiting_rstd = 0.0
+    first_col = split.to(tl.int64) * (N_CHUNKS * BLOCK_COLS)
+    w = ()
+    dw = ()
+    waiting_x = ()
+    waiting_dy = ()
+    for chunk in tl.static_range(N_CHUNKS):
+        cols = first_col + chunk * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+        if HAS_WEIGHT and not RELOAD_WEIGHT:
+            w += (_load_weight(w_ptr, cols, cols < n_cols),)
+        dw += (tl.zeros((BLOCK_COLS,), tl.float32),)
+        if not RELOAD_ROWS:
+            waiting_x += (tl.zeros((BLOCK_COLS,), X_DTYPE),)
+            waiting_dy += (tl.zeros((BLOCK_COLS,), X_DTYPE),)
     waiting_row = tl.cast(group, tl.int64) - n_groups
+    waiting_rstd = 0.0
+
     for tile in tl.range(group, n_rows, n_groups, num_stages=NUM_STAGES):
         row = tl.cast(tile, tl.int64)
-        x = tl.load(x_ptr + row * x_row_steps * STRIDE_ALIGN + cols, mask=col_mask, other=0.0)
-        dy = tl.load(dy_ptr + row * dy_row_steps * STRIDE_ALIGN + cols, mask=col_mask, other=0.0)
         rstd = tl.load(rstd_ptr + row)
-        if PUBLISHES:
+        new_x = ()
+        new_dy = ()
+        new_dw = ()
+        products = tl.zeros((BLOCK_COLS,), tl.float32)
+        for chunk in tl.static_range(N_CHUNKS):
+            cols = first_col + chunk * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+            mask = cols < n_cols
+            x_offset = row * x_row_steps * STRIDE_ALIGN
+            dy_offset = row * dy_row_steps * STRIDE_ALIGN
+            x = tl.load(x_ptr + x_offset + cols, mask=mask, other=0.0, eviction_policy="evict_last")
+            dy = tl.load(dy_ptr + dy_offset + cols, mask=mask, other=0.0, eviction_policy="evict_last")
+            if not RELOAD_ROWS:
+                new_x += (x,)
+                new_dy += (dy,)
             m = dy.to(tl.float32)
-            if HAS_WEIGHT:
-                m = m * w
-            _publish(exchange_ptr, row, split, tl.sum(m * x.to(tl.float32), axis=0), N_SPLITS)
-        if COLLECTS:
             if NEEDS_DW:
-                x_hat = x.to(tl.float32) * rstd
-                if CASTING_MODE != GEMMA:
-                    x_hat = _round(x_hat, X_DTYPE)  # rounding point: x_hat, as in the forward
-                dw += dy.to(tl.float32) * x_hat
+                new_dw += (dw[chunk] + m * _x_hat(x.to(tl.float32), rstd, X_DTYPE, CASTING_MODE),)
+            if HAS_WEIGHT:
+                if RELOAD_WEIGHT:
+                    w_chunk = _load_weight(w_ptr, cols, mask)
+                else:
+                    w_chunk = w[chunk]
+                m *= _shifted_weight(w_chunk, offset, X_DTYPE, tl.float32, CASTING_MODE)
+            products += m * x.to(tl.float32)
+        if NEEDS_DW:
+            dw = new_dw
+        if PUBLISHES:
+            _publish(exchange_ptr, row, split, tl.sum(products, axis=0), N_SPLITS)
+        if COLLECTS:
             if waiting_row >= 0:
-                _finish_backward_row(
-                    waiting_x, waiting_dy, waiting_rstd, w, dx_ptr, exchange_ptr, waiting_row, cols, col_mask, n_cols,
-                    HAS_WEIGHT, N_SPLITS,
+                _finish_row(
+                    x_ptr, dy_ptr, w_ptr, dx_ptr, exchange_ptr, x_row_steps, dy_row_steps, waiting_row, waiting_rstd,
+                    waiting_x, waiting_dy, w, first_col, n_cols, offset, CASTING_MODE, HAS_WEIGHT, RELOAD_ROWS,
+                    RELOAD_WEIGHT, N_SPLITS, N_CHUNKS, BLOCK_COLS, STRIDE_ALIGN,
                 )  # fmt: skip
-        waiting_x = x
-        waiting_dy = dy
-        waiting_rstd = rstd
+        waiting_x = new_x
+        waiting_dy = new_dy
         waiting_row = row
+        waiting_rstd = rstd
     if COLLECTS:
         if waiting_row >= 0:
-            _finish_backward_row(
-                waiting_x, waiting_dy, waiting_rstd, w, dx_ptr, exchange_ptr, waiting_row, cols, col_mask, n_cols,
-                HAS_WEIGHT, N_SPLITS,
+            _finish_row(
+                x_ptr, dy_ptr, w_ptr, dx_ptr, exchange_ptr, x_row_steps, dy_row_steps, waiting_row, waiting_rstd,
+                waiting_x, waiting_dy, w, first_col, n_cols, offset, CASTING_MODE, HAS_WEIGHT, RELOAD_ROWS,
+                RELOAD_WEIGHT, N_SPLITS, N_CHUNKS, BLOCK_COLS, STRIDE_ALIGN,
             )  # fmt: skip
         if NEEDS_DW:
-            tl.store(dw_partial_ptr + tl.cast(group, tl.int64) * n_cols + cols, dw, mask=col_mask)
+            for chunk in tl.static_range(N_CHUNKS):
+                cols = first_col + chunk * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+                partial_offset = group.to(tl.int64) * n_cols
+                tl.store(dw_partial_ptr + partial_offset + cols, dw[chunk], mask=cols < n_cols)
