@@ -1,0 +1,100 @@
+"""check(implementation, case) -> Verdict: run one cell and judge it, always in the same order.
+
+It runs; each tensor has the right dtype, shape, special values, values and rounding points; the contract
+holds, so nothing is written but what the specification permits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from references import numpy_reference, tolerances
+from references.cases import Case, Inputs, make_inputs
+from references.comparison import Comparison, Finding, Measure
+from references.implementation import Implementation, Outputs
+from references.layouts import Contract
+
+TENSORS = ("y", "rstd", "dx", "dw")
+
+
+@dataclass
+class Verdict:
+    """The outcome of one cell: "pass", "fail" or "unsupported" (with the reason)."""
+
+    case: Case
+    status: str = "pass"
+    reason: str | None = None
+    seconds: float = 0.0  # that the candidate took
+    findings: list[Finding] = field(default_factory=list)
+    measures: dict[str, Measure] = field(default_factory=dict)  # by tensor
+
+
+def check(implementation: Implementation, case: Case) -> Verdict:
+    """Run `implementation` on one cell and judge it. What the candidate raises becomes a finding."""
+    inputs = make_inputs(case)
+    started = time.perf_counter()
+    outputs = implementation.run(case, inputs)
+    verdict = Verdict(case, seconds=time.perf_counter() - started)
+    if outputs.unsupported is not None:
+        verdict.status, verdict.reason = "unsupported", outputs.unsupported
+        return verdict
+    verdict.findings += _run_findings(case, outputs)
+    for comparison in compare(case, inputs, outputs):
+        verdict.findings += comparison.findings()
+        measure = comparison.measure()
+        if measure is not None:
+            verdict.measures[comparison.tensor] = measure
+    if outputs.contract is not None:
+        verdict.findings += _contract_findings(case, outputs.contract)
+    verdict.status = "fail" if verdict.findings else "pass"
+    return verdict
+
+
+def compare(case: Case, inputs: Inputs, outputs: Outputs) -> Iterator[Comparison]:
+    """Each tensor that `outputs` holds beside what it should be."""
+    about: dict[str, Any] = {"eps": case.eps, "offset": case.offset, "casting_mode": str(case.casting_mode)}
+    y, rstd = numpy_reference.forward(inputs.x, inputs.w, **about)
+    dx, dw = numpy_reference.backward(inputs.dy, inputs.x, inputs.w, **about)
+    bounds = tolerances.forward_bounds(inputs.x, inputs.w, structured=case.structured, **about)
+    bounds |= tolerances.backward_bounds(inputs.dy, inputs.x, inputs.w, structured=case.structured, **about)
+    exactness = case.data == "normal" and not case.structured
+    for tensor, wanted in zip(TENSORS, (y, rstd, dx, dw), strict=True):
+        got = getattr(outputs, tensor)
+        if got is not None and wanted is not None:
+            yield Comparison(tensor, got, wanted, bounds[tensor], str(case.casting_mode), exactness)
+
+
+def _run_findings(case: Case, outputs: Outputs) -> Iterator[Finding]:
+    if outputs.error is not None:
+        yield Finding("run", "y" if outputs.y is None else "dx", f"raised {outputs.error}")
+        return
+    if outputs.y is None:
+        yield Finding("run", "y", "nothing was returned")
+    elif outputs.y.shape == case.shape:  # no gradient can flow through another shape
+        if outputs.dx is None:
+            yield Finding("run", "dx", "no gradient was returned")
+        if outputs.dw is None and case.w_dtype is not None:
+            yield Finding("run", "dw", "no gradient was returned")
+        if outputs.dw is not None and case.w_dtype is None:
+            yield Finding("run", "dw", "a gradient was returned, but there is no weight")
+
+
+def _contract_findings(case: Case, contract: Contract) -> Iterator[Finding]:
+    """in_place permits writing dX to dY's storage where dY is dense; nothing else may be written."""
+    may_write_dy = case.in_place and contract.dy_dense
+    why = "in_place=False" if not case.in_place else "dY is not dense"
+    for name in contract.changed:
+        if name != "dy":
+            yield Finding("contract", name, "was overwritten")
+        elif not may_write_dy:
+            yield Finding("contract", "dy", f"was overwritten, but {why}")
+    for name in contract.changed_outside:
+        yield Finding("contract", name, "storage outside the tensor was overwritten")
+    for result, argument in contract.shares_storage:
+        if (result, argument) != ("dx", "dy"):
+            yield Finding("contract", result, f"shares the storage of {argument}")
+        elif not may_write_dy:
+            yield Finding("contract", "dx", f"shares the storage of dy, but {why}")
