@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from references.rounding import ErrorModel, Rounding
+from references.rounding import ErrorModel
 
 Interval = tuple[np.ndarray, np.ndarray]
-
-
-def widened(interval: Interval, amount: np.ndarray) -> Interval:
-    return interval[0] - amount, interval[1] + amount
 
 
 def rounded(model: ErrorModel, interval: Interval, dtype: str) -> Interval:
@@ -25,38 +21,39 @@ def rounded(model: ErrorModel, interval: Interval, dtype: str) -> Interval:
     return model.cast(interval[0], dtype), model.cast(interval[1], dtype)
 
 
+def stored(model: ErrorModel, interval: Interval) -> Interval:
+    """The interval rounded to X's dtype, in longdouble again."""
+    lowest, highest = rounded(model, interval, model.dtype)
+    return lowest.astype(np.longdouble), highest.astype(np.longdouble)
+
+
+def scaled(model: ErrorModel, interval: Interval, factor: np.ndarray) -> Interval:
+    """The exact products with a known factor. An IEEE product is their rounding, which is monotone as well."""
+    ends = interval[0] * factor, interval[1] * factor
+    flushed = model.compute.floor if model.arithmetic.flushes_subnormals else 0
+    return np.minimum(*ends) - flushed, np.maximum(*ends) + flushed
+
+
 def rstd(model: ErrorModel, x: np.ndarray, eps: float, value: np.ndarray, error: np.ndarray) -> Interval:
     """RSTD: value·(1 ± error), or in `none` the chain of its roundings."""
     if not (model.points.rstd and model.storage.unit):
         return value * (1 - error), value * (1 + error)
     unit, n_cols = model.compute.unit, x.shape[-1]
-    squares = model.cast(x * x, model.dtype).astype(np.longdouble)
+    squares, _ = stored(model, (x * x, x * x))
     total = squares.sum(-1, keepdims=True)
-    sums = widened((total, total), model.summation(squares, -1, model.arithmetic.column_depth(n_cols)))
+    freedom = model.summation(squares, -1, model.arithmetic.column_depth(n_cols))
 
-    def stored(interval: Interval, units: float) -> Interval:
-        lowest, highest = interval[0] * (1 - units * unit), interval[1] * (1 + units * unit)
-        lowest, highest = rounded(model, (lowest, highest), model.dtype)
-        return lowest.astype(np.longdouble), highest.astype(np.longdouble)
+    def within(lowest: np.ndarray, highest: np.ndarray, units: float) -> Interval:
+        return stored(model, (lowest * (1 - units * unit), highest * (1 + units * unit)))
 
-    lowest, highest = stored((sums[0] / n_cols, sums[1] / n_cols), model.arithmetic.c_div)
-    lowest, highest = stored(
-        (lowest + eps, highest + eps), 2
-    )  # eps rounds to the compute dtype, then the sum
-    return stored((1 / np.sqrt(highest), 1 / np.sqrt(lowest)), model.arithmetic.c_rs)
-
-
-def scaled(interval: Interval, factor: np.ndarray, rounding: Rounding) -> Interval:
-    """The product with an exactly known factor, computed with one rounding."""
-    ends = interval[0] * factor, interval[1] * factor
-    lowest, highest = np.minimum(*ends), np.maximum(*ends)
-    return lowest - rounding.of(lowest), highest + rounding.of(highest)
+    lowest, highest = within((total - freedom) / n_cols, (total + freedom) / n_cols, model.arithmetic.c_div)
+    lowest, highest = within(lowest + eps, highest + eps, 2)  # eps is rounded, then the sum
+    return within(1 / np.sqrt(highest), 1 / np.sqrt(lowest), model.arithmetic.c_rs)
 
 
 def x_hat(model: ErrorModel, x: np.ndarray, rstd: Interval) -> Interval:
     """x̂ as it enters Y and dW."""
-    product = scaled(rstd, x, model.compute)
-    if not model.points.x_hat:
-        return product
-    lowest, highest = rounded(model, product, model.dtype)
-    return lowest.astype(np.longdouble), highest.astype(np.longdouble)
+    lowest, highest = scaled(model, rstd, x)
+    if model.points.x_hat:
+        return stored(model, (lowest, highest))
+    return lowest - model.compute.of(lowest), highest + model.compute.of(highest)

@@ -116,14 +116,13 @@ def forward_bounds(
     y_bits = rstd_bits = None
     if model.storage.unit:
         rstd = enclosure.rstd(model, x, eps, truth.rstd[..., None], e)
-        y = enclosure.scaled(enclosure.x_hat(model, x, rstd), weight, model.compute)
+        y = enclosure.scaled(model, enclosure.x_hat(model, x, rstd), weight)
         y_bits = enclosure.rounded(model, y, model.dtype)
         if model.points.rstd:
             rstd_bits = enclosure.rounded(model, (rstd[0][..., 0], rstd[1][..., 0]), model.compute_dtype)
+    terms = _grown(terms, (1 + e) * (1 + 4 * model.storage.unit), x.shape)
     return {
-        "y": Bound(
-            truth.y, _grown(terms, (1 + e) * (1 + 4 * model.storage.unit), x.shape), model.dtype, y_bits
-        ),
+        "y": Bound(truth.y, terms, model.dtype, y_bits),
         "rstd": Bound(truth.rstd, {"rstd": e[..., 0] * truth.rstd}, model.compute_dtype, rstd_bits),
     }
 
@@ -174,9 +173,8 @@ def _rstd_error(model: ErrorModel, x: np.ndarray, eps: float) -> np.ndarray:
     if points.squares:
         total_error += model.rounded(model.storage, squares, -1)
     error = total_error / n_cols + model.arithmetic.c_div * model.compute.of(mean)
-    error += model.compute.of(np.asarray(eps)) + model.compute.of(
-        variance
-    )  # eps becomes a compute number, then the sum
+    # eps is rounded to the compute dtype, then the sum is.
+    error += model.compute.of(np.asarray(eps)) + model.compute.of(variance)
     for point, value in ((points.mean_square, mean), (points.variance, variance)):
         if point:
             error += model.storage.of(value)
@@ -184,12 +182,10 @@ def _rstd_error(model: ErrorModel, x: np.ndarray, eps: float) -> np.ndarray:
     relative = np.minimum(relative * (1 + relative), 1)  # each error is made on a value that already errs
     e = np.expm1(-0.5 * np.log1p(-relative))  # the worst case of 1/√v; half of relative, where that is small
     e += (model.arithmetic.c_rs * model.compute.unit + points.rstd * model.storage.unit) * (1 + e)
-    largest = FLOATS[model.dtype if points.squares else model.compute_dtype]
-    stays = np.maximum(squares.max(-1, keepdims=True), variance + error) <= largest.max * (
-        1 - largest.unit_roundoff
-    )
-    stays &= squares.sum(-1, keepdims=True) + total_error <= FLOATS[model.compute_dtype].max
-    return np.where(stays, e, np.inf)
+    held = FLOATS[model.dtype if points.squares else model.compute_dtype]  # squares and variance are held in it
+    fits = np.maximum(squares.max(-1, keepdims=True), variance + error) <= held.max * (1 - held.unit_roundoff)
+    fits &= squares.sum(-1, keepdims=True) + total_error <= FLOATS[model.compute_dtype].max
+    return np.where(fits, e, np.inf)
 
 
 def _dx_bound(
@@ -213,7 +209,8 @@ def _dx_bound(
         m = dy * w
         dx = rstd * (m - x * rstd**2 * (m * x).mean(-1, keepdims=True))
         freedom = sum(_dx_terms(model, dy, x, w, np.zeros_like(w), rstd, e).values(), np.zeros_like(x))
-        bits = enclosure.rounded(model, enclosure.widened((dx, dx), freedom * (1 + 4 * e)), model.dtype)
+        freedom = freedom * ((1 + e) ** 3 * (1 + 16 * model.compute.unit))
+        bits = enclosure.rounded(model, (dx - freedom, dx + freedom), model.dtype)
     return Bound(truth.dx, _grown(terms, growth, x.shape), model.dtype, bits)
 
 
@@ -290,9 +287,9 @@ def _dw_bound(
     bits = None
     if rounding.unit:
         rstd = enclosure.rstd(model, x, eps, truth.forward.rstd.reshape(-1, 1), e)
-        ends = enclosure.scaled(enclosure.x_hat(model, x, rstd), dy, NO_ROUNDING)
-        sums = enclosure.widened((ends[0].sum(0), ends[1].sum(0)), terms["sum"] + terms["arithmetic"])
-        bits = enclosure.rounded(model, sums, w_dtype)
+        lowest, highest = enclosure.scaled(model, enclosure.x_hat(model, x, rstd), dy)
+        freedom = terms["sum"] + terms["arithmetic"]
+        bits = enclosure.rounded(model, (lowest.sum(0) - freedom, highest.sum(0) + freedom), w_dtype)
     return Bound(truth.dw, terms, w_dtype, bits)
 
 
