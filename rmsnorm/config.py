@@ -66,6 +66,15 @@ class SplitConfig:
 
 
 @dataclass(frozen=True)
+class WeightGradientConfig:
+    """One launch that sums partial rows of dw: block_cols columns a program, block_partials partial rows at a time."""
+
+    block_partials: int
+    block_cols: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
 class Processors:
     """What the configurations need to know of a GPU: multiprocessors, shared memory a program, cooperative launches."""
 
@@ -75,7 +84,7 @@ class Processors:
 
 
 def next_power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+    return 1 << max(0, n - 1).bit_length()
 
 
 def is_row_wise(n_rows: int, n_cols: int, row_mode: bool | None) -> bool:
@@ -174,4 +183,13 @@ def split_config(n_cols: int, itemsize: int, processors: Processors) -> SplitCon
         n_groups=n_groups,
         reload_rows=entry["reload_rows"],
         reload_weight=entry["reload_weight"],
+    )
+
+
+def weight_gradient_config(n_partials: int, n_cols: int, processors: Processors) -> WeightGradientConfig:
+    """About eight programs a processor, of 16 columns or more: 64 bytes of every partial row."""
+    return WeightGradientConfig(
+        block_partials=min(256, next_power_of_two(n_partials)),
+        block_cols=min(next_power_of_two(n_cols), max(16, next_power_of_two(n_cols // (8 * processors.count)))),
+        num_warps=min(8, next_power_of_two(max(1, n_partials // 16))),
     )

@@ -18,8 +18,8 @@ from rmsnorm.config import (
     backward_config,
     forward_config,
     is_row_wise,
-    next_power_of_two,
     split_config,
+    weight_gradient_config,
 )
 from rmsnorm.launcher import INTERPRETED, Launcher
 
@@ -274,11 +274,11 @@ def _launch_split(
 
 def _sum_partials(dw_partial: torch.Tensor, dw: torch.Tensor) -> None:
     n_partials, n_cols = dw_partial.shape
-    block_cols = min(16, next_power_of_two(n_cols))
+    config = weight_gradient_config(n_partials, n_cols, processors(dw.device))
     _weight_gradient_launcher(
-        -(-n_cols // block_cols),
+        -(-n_cols // config.block_cols),
         (dw_partial, dw),
         (n_partials,),
-        (n_cols, min(256, next_power_of_two(n_partials)), block_cols),
-        num_warps=min(8, next_power_of_two(max(1, n_partials // 16))),
+        (n_cols, config.block_partials, config.block_cols),
+        num_warps=config.num_warps,
     )
