@@ -178,8 +178,7 @@ def _rstd_error(model: ErrorModel, x: np.ndarray, eps: float) -> np.ndarray:
     for point, value in ((points.mean_square, mean), (points.variance, variance)):
         if point:
             error += model.storage.of(value)
-    relative = error / variance
-    relative = np.minimum(relative * (1 + relative), 1)  # each error is made on a value that already errs
+    relative = np.minimum(error / variance, 1)
     e = np.expm1(-0.5 * np.log1p(-relative))  # the worst case of 1/√v; half of relative, where that is small
     e += (model.arithmetic.c_rs * model.compute.unit + points.rstd * model.storage.unit) * (1 + e)
     held = FLOATS[model.dtype if points.squares else model.compute_dtype]  # squares and variance are held in it

@@ -86,10 +86,15 @@ def test_typical_size():
     """float32, N = 4096, a tree of depth 24: Y is good to about 16 unit roundoffs, by hand 0.5·4·√24 + 6."""
     x = np.random.default_rng(0).standard_normal((2, 4096)).astype(np.float32)
     tree = Arithmetic(column_depth=lambda n: 24)
-    bound = tolerances.forward_bounds(x, None, eps=1e-6, offset=0.0, casting_mode="gemma", arithmetic=tree)[
-        "y"
-    ]
+    bound = tolerances.forward_bounds(x, None, eps=1e-6, offset=0.0, casting_mode="gemma", arithmetic=tree)["y"]
     np.testing.assert_allclose(bound.tolerance / np.abs(bound.value) * 2**24, 15.8, atol=1)
+
+
+def test_typical_size_of_none():
+    """One bfloat16 column: the square, the mean and the variance round, halved by the root, and RSTD: 2.5 u."""
+    x = np.full((1, 1), 1.5, numpy_dtype("bfloat16"))
+    bound = tolerances.forward_bounds(x, None, eps=1e-9, offset=0.0, casting_mode="none", structured=True)["rstd"]
+    np.testing.assert_allclose(bound.tolerance / bound.value * 2**8, 2.5, atol=0.1)
 
 
 # What the bounds tell apart
@@ -99,18 +104,13 @@ def test_typical_size():
 @pytest.mark.parametrize("point", [f.name for f in dataclasses.fields(ROUNDING_POINTS[CastingMode.NONE])])
 @pytest.mark.parametrize("mode", MODES)
 def test_one_rounding_more_or_less_is_seen(monkeypatch, mode, point, dtype):
-    sample = draw(
-        dtype=dtype, w_dtype="float32", casting_mode=mode, n_rows=64, n_cols=24, eps=0.7, offset=0.1
-    )
+    sample = draw(dtype=dtype, w_dtype="float32", casting_mode=mode, n_rows=64, n_cols=24, eps=0.7, offset=0.1)
     bounds = sample.bounds(SEQUENTIAL)
     assert not any(bounds[t].misrounded(v).any() for t, v in sample.candidate().items())
     points = ROUNDING_POINTS[CastingMode(mode)]
     changed = dataclasses.replace(points, **{point: not getattr(points, point)})
     monkeypatch.setattr(selftest, "ROUNDING_POINTS", {CastingMode(mode): changed})
-    wrong = {
-        t: bounds[t].misrounded(v).mean() + (bounds[t].ratio(v) > 1).mean()
-        for t, v in sample.candidate().items()
-    }
+    wrong = {t: bounds[t].misrounded(v).mean() + (bounds[t].ratio(v) > 1).mean() for t, v in sample.candidate().items()}
     assert max(wrong.values()) > 0.02, wrong
 
 
@@ -189,6 +189,14 @@ def test_results_that_may_overflow_are_not_judged():
     x, w = np.ones((1, 2), np.float16), np.array([1.0, 1e5], np.float32)
     bound = tolerances.forward_bounds(x, w, eps=0.0, offset=0.0, casting_mode="gemma")["y"]
     assert bound.applies.tolist() == [[True, False]]
+
+
+def test_sums_that_overflow_are_not_judged():
+    x, w = np.ones((2, 4), np.float32), np.ones(4, np.float32)
+    dy = np.array([[2e38, 2e38, -2e38, -2e38], [1, 1, 1, 1]], np.float32)
+    bounds = tolerances.backward_bounds(dy, x, w, eps=0.5, offset=0.0, casting_mode="llama")
+    assert bounds["dx"].applies.tolist() == [[False] * 4, [True] * 4]
+    assert not bounds["dw"].applies.any()
 
 
 def test_flushing_is_allowed_where_it_is_declared():
