@@ -7,7 +7,7 @@ holds, so nothing is written but what the specification permits.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from references.cases import Case, Inputs, make_inputs
 from references.comparison import Comparison, Finding, Measure
 from references.implementation import Implementation, Outputs
 from references.layouts import Contract
+from references.tolerances import Bound
 
 TENSORS = ("y", "rstd", "dx", "dw")
 
@@ -53,18 +54,42 @@ def check(implementation: Implementation, case: Case) -> Verdict:
     return verdict
 
 
+def check_all(
+    implementation: Implementation, cases: Iterable[Case], on_verdict: Callable[[Verdict], object]
+) -> list[Verdict]:
+    """Check cell after cell and tell `on_verdict` of each. Interrupted (Ctrl-C), it returns what there is."""
+    verdicts: list[Verdict] = []
+    try:
+        for case in cases:
+            verdicts.append(check(implementation, case))
+            on_verdict(verdicts[-1])
+    except KeyboardInterrupt:
+        pass
+    return verdicts
+
+
 def compare(case: Case, inputs: Inputs, outputs: Outputs) -> Iterator[Comparison]:
     """Each tensor that `outputs` holds beside what it should be."""
-    about: dict[str, Any] = {"eps": case.eps, "offset": case.offset, "casting_mode": str(case.casting_mode)}
+    about = _settings(case)
     y, rstd = numpy_reference.forward(inputs.x, inputs.w, **about)
     dx, dw = numpy_reference.backward(inputs.dy, inputs.x, inputs.w, **about)
-    bounds = tolerances.forward_bounds(inputs.x, inputs.w, structured=case.structured, **about)
-    bounds |= tolerances.backward_bounds(inputs.dy, inputs.x, inputs.w, structured=case.structured, **about)
+    bounds = reference_bounds(case, inputs)
     exactness = case.data == "normal" and not case.structured
     for tensor, wanted in zip(TENSORS, (y, rstd, dx, dw), strict=True):
         got = getattr(outputs, tensor)
         if got is not None and wanted is not None:
             yield Comparison(tensor, got, wanted, bounds[tensor], str(case.casting_mode), exactness)
+
+
+def reference_bounds(case: Case, inputs: Inputs) -> dict[str, Bound]:
+    """The oracle's values and the tolerances around them, by tensor; no "dw" without a weight."""
+    about = _settings(case) | {"structured": case.structured}
+    forward = tolerances.forward_bounds(inputs.x, inputs.w, **about)
+    return forward | tolerances.backward_bounds(inputs.dy, inputs.x, inputs.w, **about)
+
+
+def _settings(case: Case) -> dict[str, Any]:
+    return {"eps": case.eps, "offset": case.offset, "casting_mode": str(case.casting_mode)}
 
 
 def _run_findings(case: Case, outputs: Outputs) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ and `backward` in NumPy, JAX or PyTorch.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import sys
 import types
@@ -117,9 +117,7 @@ class ForwardBackward(Candidate):
         args, keywords = Signature(self.target.backward).bind(values | {"rstd": rstd})
         dx, dw = _pair(self.target.backward(*args, **keywords))
         outputs.dx, outputs.dw = _array(dx), _array(dw)
-        outputs.contract = arguments.observe(
-            {"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {"dx": dx, "dw": dw}
-        )
+        outputs.contract = arguments.observe({"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {"dx": dx, "dw": dw})
 
 
 class Function(Candidate):
@@ -144,9 +142,7 @@ class Function(Candidate):
             dx, *rest = torch.autograd.grad(y, leaves, dy.to(y.dtype), allow_unused=True)
             dw = rest[0] if rest else None
             outputs.dx, outputs.dw = _array(dx), _array(dw)
-        outputs.contract = arguments.observe(
-            {"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {"dx": dx, "dw": dw}
-        )
+        outputs.contract = arguments.observe({"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {"dx": dx, "dw": dw})
 
     def _call(self, case: Case, x: Any, w: Any) -> Any:
         args, keywords = self.signature.bind(_settings(case) | {"x": x, "w": w})
@@ -187,7 +183,8 @@ def load(target: str, device: str = "cpu", fixed_mode: str | None = None) -> Imp
 
     Args:
         target: where the candidate lives.
-        device: "cpu" or "cuda": where PyTorch candidates get their arrays; NumPy and JAX ones ignore it.
+        device: "cpu", "cuda" or "auto" (a GPU where PyTorch sees one): where PyTorch candidates get their
+            arrays; NumPy and JAX ones ignore it.
         fixed_mode: the casting mode that a candidate without a `casting_mode` argument computes.
 
     Raises:
@@ -201,6 +198,8 @@ def load(target: str, device: str = "cpu", fixed_mode: str | None = None) -> Imp
         kind, signature = _kind(found)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise LoadError(f"cannot load {target!r}: {error}") from error
+    if device == "auto":
+        device = "cuda" if _sees_gpu() else "cpu"
     if device == "cuda" and not _sees_gpu():
         raise LoadError("cuda was asked for, but PyTorch sees no GPU")
     return kind(target, found, device, signature, fixed_mode)
@@ -276,6 +275,8 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 
 def _sees_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
     import torch
 
     return torch.cuda.is_available()

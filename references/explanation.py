@@ -1,0 +1,53 @@
+"""One cell in detail: what came out at the worst element of each tensor, and what tolerances are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from references.arrays import numpy_dtype
+from references.cases import Case, make_inputs
+from references.comparison import Measure
+from references.conformance import Verdict, reference_bounds
+from references.report import TITLES
+
+
+def explain(verdict: Verdict) -> list[str]:
+    """Lines of text: the outcome, then for each tensor the worst element with every term, then the findings."""
+    reason = f": {verdict.reason}" if verdict.reason else ""
+    lines = [f"{verdict.case.id}: {verdict.status}{reason}"]
+    for tensor, measure in verdict.measures.items():
+        lines += ["", *_tensor(tensor, measure)]
+    lines += ["", *(str(finding) for finding in verdict.findings)] if verdict.findings else []
+    return lines
+
+
+def _tensor(tensor: str, measure: Measure) -> Iterator[str]:
+    yield (
+        f"{TITLES[tensor]}: error / tolerance at most {measure.ratio:.3g}, median {measure.median_ratio:.3g}; "
+        f"{measure.exact} of {measure.bounded} elements bit-exact, at most {measure.max_ulps} ulp off, "
+        f"mean error {measure.bias:+.3f} ulp"
+    )
+    if measure.elements > measure.bounded:
+        yield f"  {measure.elements - measure.bounded} elements out of the range of the bound: only their pattern"
+    if measure.worst is None or measure.got is None or measure.oracle is None or measure.terms is None:
+        return
+    tolerance = sum(measure.terms.values())
+    yield f"  worst element {list(measure.worst)}: got {measure.got!r}, the oracle says {measure.oracle!r}"
+    yield f"  error {abs(measure.got - measure.oracle):.4g}, tolerance {tolerance:.4g}, made of"
+    for name, term in sorted(measure.terms.items(), key=lambda item: -item[1]):
+        share = term / tolerance if tolerance else 0.0
+        yield f"    {name:<14} {term:.4g} ({share:.1%})"
+
+
+def typical_tolerances(casting_mode: str, dtype: str, rows: int, columns: int) -> list[str]:
+    """Lines of text: for each tensor the median tolerance on normal data, in ulps, and the share of its terms."""
+    case = Case(casting_mode, 0.0, dtype, "same", False, (rows, columns), 1e-6)
+    lines = [f"{casting_mode}, {dtype}, {rows} x {columns}: median tolerance"]
+    for tensor, bound in reference_bounds(case, make_inputs(case)).items():
+        spacing = np.spacing(np.abs(bound.value).astype(numpy_dtype(bound.dtype))).astype(np.longdouble)
+        shares = {name: float(np.median(term / bound.tolerance)) for name, term in bound.terms.items()}
+        terms = ", ".join(f"{name} {share:.1%}" for name, share in sorted(shares.items(), key=lambda s: -s[1]))
+        lines.append(f"  {TITLES[tensor]:<5} {np.median(bound.tolerance / spacing):8.2f} ulp of {bound.dtype}: {terms}")
+    return lines

@@ -1,0 +1,183 @@
+"""The report says what the verdicts say: table, Markdown, JSON, page, exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import xml.etree.ElementTree
+from typing import Any
+
+import pytest
+
+from references import page, report
+from references.cases import Case
+from references.comparison import Finding, Measure
+from references.conformance import Verdict
+from references.explanation import explain, typical_tolerances
+
+LLAMA = Case("llama", 0.0, "bfloat16", "same", True, (2, 8), 1e-6)
+GEMMA = Case("gemma", 1.0, "float32", "same", True, (2, 64), 1e-6)
+
+
+def measure(ratio: float, exact: int = 16, bounded: int = 16) -> Measure:
+    return Measure(
+        elements=16,
+        bounded=bounded,
+        ratio=ratio,
+        median_ratio=ratio / 2,
+        exact=exact,
+        max_ulps=3,
+        bias=0.25,
+        worst=(1, 2),
+        got=1.5,
+        oracle=1.25,
+        terms={"rounding": 0.125, "rstd": 0.25},
+    )
+
+
+def verdicts() -> list[Verdict]:
+    finding = Finding("value", "y", "outside <the> tolerance", (1, 2), 1.5, 1.25, "0x3fc0", "0x3fa0", 32, 7.5, "rstd")
+    return [
+        Verdict(LLAMA, measures={"y": measure(0.25), "dw": measure(0.75, exact=15)}),
+        Verdict(LLAMA, "fail", findings=[finding] * 5, measures={"y": measure(7.5, exact=8), "dw": measure(0.5)}),
+        Verdict(GEMMA, measures={"y": measure(0.125, exact=0, bounded=0), "rstd": measure(float("inf"))}),
+        Verdict(GEMMA, "unsupported", "no offset argument"),
+    ]
+
+
+ABOUT: dict[str, Any] = {
+    "implementation": "a:<b>",
+    "device": "cpu",
+    "interpreted": True,
+    "python": "3",
+    "versions": {"numpy": "2"},
+}
+
+
+def test_the_summary_takes_the_worst_and_pools_the_rates() -> None:
+    llama, gemma = report.summarize(verdicts())
+    assert (llama.casting_mode, llama.dtype, llama.cells, llama.failed, llama.unsupported) == (
+        "llama",
+        "bfloat16",
+        2,
+        1,
+        0,
+    )
+    assert llama.worst == {"y": report.Worst(7.5, 24, 32), "dw": report.Worst(0.75, 31, 32)}
+    assert (gemma.failed, gemma.unsupported) == (0, 1)
+    assert gemma.worst["y"].exact_rate is None
+
+
+def test_markdown() -> None:
+    assert report.markdown(verdicts()).splitlines() == [
+        "| mode | dtype | cells | Y | RSTD | dX | dW |",
+        "|---|---|---|---|---|---|---|",
+        "| llama | bfloat16 | 2 | 7.50, 75.00 % | – | – | 0.75, 96.87 % |",
+        "| gemma | float32 | 2 | 0.12 | inf, 100.00 % | – | – |",
+    ]
+
+
+def test_a_rate_below_one_never_reads_100_percent() -> None:
+    assert report.percent(1 - 1e-9) == "99.99 %"
+    assert report.percent(1.0) == "100.00 %"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "severity"), [(None, "none"), (0.5, "low"), (0.51, "high"), (1.0, "high"), (1.01, "over")]
+)
+def test_severity(ratio: float | None, severity: str) -> None:
+    assert report.severity(None if ratio is None else report.Worst(ratio, 1, 1)) == severity
+
+
+def test_exit_codes() -> None:
+    passed, failed, _, unsupported = verdicts()
+    assert report.exit_code([passed, unsupported]) == 0
+    assert report.exit_code([passed, failed, unsupported]) == 1
+    assert report.exit_code([unsupported]) == report.exit_code([]) == 3
+
+
+def test_the_conclusion_counts_and_says_when_it_was_cut_short() -> None:
+    assert report.conclusion(verdicts(), 4) == "2 of 4 cells pass, 1 deviate, 1 unsupported"
+    assert report.conclusion(verdicts(), 9).endswith("; interrupted after 4")
+
+
+def test_complaints_are_grouped_with_examples() -> None:
+    lines = report.complaints(verdicts())
+    assert lines[0] == "value: Y (5)"
+    assert lines[1].startswith(f"  {LLAMA.id}: value: y[1, 2]: outside <the> tolerance; got 1.5 (0x3fc0)")
+    assert "7.5 of the tolerance, whose largest term is rstd" in lines[1]
+    assert lines[4] == "  … and 2 more"
+    assert lines[5:] == ["unsupported: no offset argument (1)", f"  {GEMMA.id}"]
+
+
+def test_the_terminal_table_shows_every_row() -> None:
+    console = pytest.importorskip("rich.console").Console(width=100, record=True, file=io.StringIO())
+    console.print(report.table(verdicts()))
+    shown = console.export_text()
+    for part in ("llama", "gemma", "7.50", "75.00 %", "1 deviate", "1 unsupported", "RSTD"):
+        assert part in shown
+
+
+def test_json_is_strict_and_has_a_record_a_cell() -> None:
+    document = report.as_json(verdicts(), ABOUT, 9)
+    read = json.loads(json.dumps(document, allow_nan=False))
+    assert read["schema"] == report.SCHEMA and read["complete"] is False
+    assert read["environment"] == ABOUT
+    first, second, third, fourth = read["cells"]
+    assert first["id"] == LLAMA.id and first["case"]["shape"] == [2, 8]
+    assert first["measures"]["dw"]["exact_rate"] == 15 / 16
+    assert second["findings"][0]["wanted_bits"] == "0x3fa0" and "y[1, 2]" in second["findings"][0]["text"]
+    assert third["measures"]["rstd"]["ratio"] == "inf"
+    assert (fourth["status"], fourth["reason"]) == ("unsupported", "no offset argument")
+
+
+class OnCpu:
+    name, device, ignored = "a:b", "cpu", ("row_mode",)
+
+
+def test_the_environment_has_versions_and_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/tool", "check", "a:b", "--json", "/home/me/out.json"])
+    about = report.environment(OnCpu(), interpreted=False)
+    assert about["command"] == "rmsnorm-verify check a:b --json out.json"
+    assert about["ignored_arguments"] == ["row_mode"]
+    assert about["versions"]["numpy"] in report.header(about)
+    assert "compiled" in report.header(about) and "interpreted" in report.header(ABOUT)
+
+
+def test_the_page_is_self_contained_and_escaped() -> None:
+    html = page.page(verdicts(), ABOUT, 4)
+    assert "a:&lt;b&gt;" in html and "<b>" not in html and "&lt;the&gt;" in html
+    assert '<td class="over">7.50, 75.00 %</td>' in html and '<td class="none">–</td>' in html
+    assert not re.search(r'(src|href)="(?!#)', html)
+    assert "2 of 4 cells pass" in html
+
+
+def test_plots_are_inline_svg_and_the_same_every_time() -> None:
+    pytest.importorskip("matplotlib")
+    html = page.page(verdicts(), ABOUT, 4)
+    drawings = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
+    assert len(drawings) == 2
+    for drawing in drawings:
+        xml.etree.ElementTree.fromstring(drawing)
+    assert html == page.page(verdicts(), ABOUT, 4)
+
+
+def test_without_matplotlib_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "Plots need matplotlib" in page.page(verdicts(), ABOUT, 4)
+
+
+def test_the_explanation_names_every_term() -> None:
+    lines = "\n".join(explain(verdicts()[1]))
+    for part in (LLAMA.id, "fail", "worst element [1, 2]", "got 1.5", "oracle says 1.25", "tolerance 0.375"):
+        assert part in lines
+    assert lines.index("rstd           0.25 (66.7%)") < lines.index("rounding       0.125 (33.3%)")
+    assert explain(verdicts()[3]) == [f"{GEMMA.id}: unsupported: no offset argument"]
+
+
+def test_typical_tolerances_of_a_single_rounding_are_half_an_ulp() -> None:
+    lines = typical_tolerances("gemma", "bfloat16", 8, 64)
+    assert [line.split()[0] for line in lines[1:]] == ["Y", "RSTD", "dX", "dW"]
+    assert 0.5 < float(lines[1].split()[1]) < 1  # half an ulp of the binade, more of the value
