@@ -5,12 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from rmsnorm import eager, ops
+from rmsnorm import eager, ops, sharding, transforms
 
 
 class LigerRMSNormFunction(torch.autograd.Function):
     """RMSNorm over the last dimension, with gradients for X and W, of any order. See `liger_rms_norm`."""
+
+    @classmethod
+    def apply(
+        cls,
+        X: torch.Tensor,
+        W: torch.Tensor | None,
+        eps: float,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        in_place: bool = True,
+        row_mode: bool | None = None,
+    ) -> torch.Tensor:
+        """Y. torch.compile traces `forward` and `backward` without coming here."""
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return transforms.rms_norm(X, W, eps, offset, casting_mode)
+        if type(X) is not torch.Tensor:  # perhaps the first DTensor
+            sharding.register()
+        return super().apply(X, W, eps, offset, casting_mode, in_place, row_mode)
 
     @staticmethod
     def forward(
@@ -38,7 +57,9 @@ class LigerRMSNormFunction(torch.autograd.Function):
         compiling = torch.compiler.is_compiling()
         dX: torch.Tensor | None = None
         dW: torch.Tensor | None = None
-        if torch.is_grad_enabled() and not compiling:  # create_graph: the gradients are differentiable themselves
+        if torch._C._are_functorch_transforms_active():  # torch.func.vmap over this backward
+            dX, dW = transforms.rms_norm_backward(dY, X, W, eps, offset, casting_mode)
+        elif torch.is_grad_enabled() and not compiling:  # create_graph: the gradients are differentiable themselves
             dX, dW = _RMSNormBackward.apply(dY, X, W, RSTD, eps, offset, casting_mode, row_mode, needs_dx, needs_dw)
         elif needs_dx and ctx.in_place and not compiling and _may_overwrite(dY, X, W):
             dW = ops.rms_norm_backward_(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dw)
@@ -52,7 +73,10 @@ def _may_overwrite(dY: torch.Tensor, X: torch.Tensor, W: torch.Tensor | None) ->
     """Whether dX may be written over dY: dY is dense, and its memory holds nothing that must stay."""
     if type(dY) is not torch.Tensor or not dY.is_contiguous() or dY.is_inference():
         return False
-    storage = dY.untyped_storage().data_ptr()
+    try:
+        storage = dY.untyped_storage().data_ptr()
+    except NotImplementedError:  # is_grads_batched: a batch of dY that has no storage of its own
+        return False
     # y.backward(x) is legal: X and W are never written.
     return storage != X.untyped_storage().data_ptr() and (W is None or storage != W.untyped_storage().data_ptr())
 

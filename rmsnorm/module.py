@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from rmsnorm import sharding
 from rmsnorm.checks import check_settings
 from rmsnorm.function import liger_rms_norm
 
@@ -62,6 +63,7 @@ class LigerRMSNorm(nn.Module):
         self.in_place = in_place
         self.elementwise_affine = elementwise_affine
         self.row_mode = row_mode
+        sharding.register()  # here too: a compiled call of the module does not look for DTensor
         if elementwise_affine:
             self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         else:

@@ -1,0 +1,77 @@
+"""RMSNorm for torch.func and for dual numbers: a composition of differentiable PyTorch operations.
+
+vmap, grad, jvp and their compositions differentiate this composition to any order, where the operators and their fused
+kernels know one derivative. Values are those of the casting mode, bit for bit those of `rmsnorm.eager`; derivatives
+take every rounding as the identity and RSTD where it was rounded to, as the operators' backward does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rmsnorm.checks import check_forward
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The values of one tensor with the derivatives of another."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor, smooth: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, grads[0]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        return None if tangents[1] is None else tangents[1].clone()
+
+
+def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if value.dtype == dtype:
+        return value
+    return _StraightThrough.apply(value.detach().to(dtype).to(value.dtype), value)
+
+
+def rms_norm(x: torch.Tensor, w: torch.Tensor | None, eps: float, offset: float, casting_mode: str) -> torch.Tensor:
+    """y, shape and dtype of x. x: (..., n_cols); w: (n_cols,) or None. Raises as `rmsnorm.liger_rms_norm` does."""
+    check_forward(x, w, eps, offset, casting_mode)
+    rounds_all = casting_mode == "none"
+    x_c = x.to(torch.promote_types(x.dtype, torch.float32))
+    squares = x_c.pow(2)
+    mean_square = (_rounded(squares, x.dtype) if rounds_all else squares).mean(-1, keepdim=True)
+    if rounds_all:
+        variance = _rounded(_rounded(mean_square, x.dtype) + eps, x.dtype)
+        rounded = torch.rsqrt(variance.detach()).to(x.dtype).to(x_c.dtype)
+        there = rounded.pow(-2) + (variance - variance.detach())
+        rstd = _StraightThrough.apply(rounded, torch.rsqrt(there))
+    else:
+        rstd = torch.rsqrt(mean_square + eps)
+    y = x_c * rstd
+    if casting_mode != "gemma":
+        y = _rounded(y, x.dtype)
+    if w is not None:
+        w_c = w.to(x_c.dtype)
+        if offset != 0.0:
+            w_c = w_c + offset
+        y = y * (_rounded(w_c, x.dtype) if rounds_all else w_c)
+    return y.to(x.dtype)
+
+
+def rms_norm_backward(
+    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor | None, eps: float, offset: float, casting_mode: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """dx, like x, and dw, like w, of `rms_norm`, differentiable themselves."""
+    inputs = (x,) if w is None else (x, w)
+    _, vjp = torch.func.vjp(lambda x, w=None: rms_norm(x, w, eps, offset, casting_mode), *inputs)
+    dx, *dw = vjp(dy)
+    return dx, dw[0] if dw else None
