@@ -1,0 +1,53 @@
+"""The interpreter rounds float32 and float64 to bfloat16 as a GPU does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+triton = pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+import triton.language as tl  # noqa: E402
+
+from references import interpreter  # noqa: E402
+
+pytestmark = pytest.mark.interpret
+
+
+@triton.jit
+def cast_kernel(source_ptr, target_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(target_ptr + offsets, tl.load(source_ptr + offsets).to(tl.bfloat16))
+
+
+def bit_patterns() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2**32, 2**16, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    ties = (np.arange(2**15, dtype=np.uint32) << 17 | 0x8000).view(np.float32)
+    return np.concatenate([values, ties, np.array([3.4e38, 1e-38, 1e-40, -1e-40], np.float32)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounds_to_nearest_even(dtype: torch.dtype) -> None:
+    values = bit_patterns()
+    values = values[~np.isnan(values)]
+    values = values[: 2 ** int(np.log2(len(values)))]
+    source = torch.from_numpy(values).to(dtype)
+    target = torch.empty(len(values), dtype=torch.bfloat16)
+    cast_kernel[(1,)](source, target, BLOCK=len(values))
+    with np.errstate(over="ignore"):
+        wanted = values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    np.testing.assert_array_equal(target.view(torch.int16).numpy().view(np.uint16), wanted)
+
+
+def test_the_probe_sees_a_truncating_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def truncate(builder: object, src: TensorHandle, dst_type: object) -> TensorHandle:
+        return TensorHandle((src.data.view(np.uint32) >> 16).astype(np.uint16), dst_type.scalar)
+
+    assert not interpreter.truncates_bfloat16()
+    monkeypatch.setattr(InterpreterBuilder, "cast_impl", truncate)
+    assert interpreter.truncates_bfloat16()

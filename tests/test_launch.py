@@ -1,0 +1,207 @@
+"""Dispatch and launches: every variant, tile, program count and stride path is reached with small inputs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+from references import arrays, tolerances  # noqa: E402
+from rmsnorm import config, launch  # noqa: E402
+from rmsnorm.config import BackwardConfig, ForwardConfig, Processors, SplitConfig  # noqa: E402
+from rmsnorm.launcher import Launcher  # noqa: E402
+
+DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
+H200 = Processors(count=132, shared_memory=232448, cooperative=True)
+ABOUT = {"offset": 0.5, "casting_mode": "llama"}
+EPS = 0.3
+
+
+class Problem:
+    """Inputs with noise weights, and the bounds of every result."""
+
+    def __init__(self, n_rows: int, n_cols: int, device: str, dtype: str = "float32") -> None:
+        rng = np.random.default_rng(n_rows * n_cols)
+        self.x, self.dy = (rng.standard_normal((n_rows, n_cols)).astype(dtype) for _ in range(2))
+        self.w = rng.standard_normal(n_cols).astype(dtype)
+        self.tensors = {name: arrays.to_torch(getattr(self, name), device) for name in ("x", "dy", "w")}
+        self.bounds = tolerances.forward_bounds(self.x, self.w, eps=EPS, **ABOUT)
+        self.bounds |= tolerances.backward_bounds(self.dy, self.x, self.w, eps=EPS, **ABOUT)
+
+    def forward(self, config: ForwardConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return launch.rms_norm_forward(self.tensors["x"], self.tensors["w"], eps=EPS, config=config, **ABOUT)
+
+    def backward(self, config: BackwardConfig | SplitConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        x, dy, w = (self.tensors[name] for name in ("x", "dy", "w"))
+        dx = torch.full_like(x, torch.nan)
+        _, rstd = self.forward()
+        dw = launch.rms_norm_backward(dy, x, w, rstd, dx=dx, needs_dw=True, config=config, **ABOUT)
+        return dx, dw
+
+    def assert_right(self, **results: torch.Tensor) -> None:
+        for name, result in results.items():
+            ratio = float(self.bounds[name].ratio(arrays.to_numpy(result)).max())
+            assert ratio <= 1, f"{name}: {ratio} times its bound"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "config",
+    [
+        ForwardConfig(block_rows=1, block_cols=128, n_held=1, num_warps=1),
+        ForwardConfig(block_rows=1, block_cols=32, n_held=4, num_warps=1),
+        ForwardConfig(block_rows=1, block_cols=32, n_held=1, num_warps=1),
+        ForwardConfig(block_rows=1, block_cols=32, n_held=0, num_warps=1),
+        ForwardConfig(block_rows=2, block_cols=64, n_held=1, num_warps=2),
+        ForwardConfig(block_rows=16, block_cols=128, n_held=1, num_warps=4),
+    ],
+    ids=str,
+)
+def test_forward_tiles(config: ForwardConfig, device: str) -> None:
+    problem = Problem(5, 100, device)
+    y, rstd = problem.forward(config)
+    problem.assert_right(y=y, rstd=rstd)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n_programs", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize(("block_rows", "block_cols"), [(1, 128), (1, 32), (2, 64), (4, 128)])
+def test_backward_tiles_and_program_counts(block_rows: int, block_cols: int, n_programs: int, device: str) -> None:
+    problem = Problem(7, 100, device)
+    config = BackwardConfig(block_rows, block_cols, 1, 2, n_programs, reload_weight=n_programs % 2 == 0)
+    dx, dw = problem.backward(config)
+    problem.assert_right(dx=dx, dw=dw)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n_groups", [1, 2, 3])
+@pytest.mark.parametrize(("reload_rows", "reload_weight"), [(a, b) for a in (False, True) for b in (False, True)])
+def test_backward_split_rows(reload_rows: bool, reload_weight: bool, n_groups: int, device: str) -> None:
+    problem = Problem(5, 1000, device)
+    config = SplitConfig(4, 2, 128, 1, 1, n_groups, reload_rows, reload_weight)
+    dx, dw = problem.backward(config)
+    problem.assert_right(dx=dx, dw=dw)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_split_rows_do_not_wait_for_ever_on_nan(device: str) -> None:
+    problem = Problem(4, 1000, device)
+    problem.tensors["x"][1, 3] = torch.nan
+    problem.tensors["x"][2, 900] = torch.tensor(0x7FFFDEAD, dtype=torch.int32).view(torch.float32)
+    dx, _ = problem.backward(SplitConfig(4, 2, 128, 1, 1, 2, True, True))
+    assert torch.isnan(dx).all(dim=1).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_partials_of_idle_programs_are_never_read(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+
+    def poisoned_empty(*args: object, **kwargs: object) -> torch.Tensor:
+        tensor = empty(*args, **kwargs)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned_empty)
+    problem = Problem(3, 100, device)
+    dx, dw = problem.backward()
+    problem.assert_right(dx=dx, dw=dw)
+
+
+def test_the_variant_rule_is_the_profile_s() -> None:
+    assert not config.is_row_wise(4096 * 8, 256, None)
+    assert config.is_row_wise(4096 * 8 - 1, 256, None)
+    assert config.is_row_wise(4096 * 8, 257, None)
+    assert config.is_row_wise(10**6, 64, True)
+    assert not config.is_row_wise(1, 8192, False)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("row_wise", [True, False])
+@pytest.mark.parametrize("n_cols", [1, 2, 64, 100, 256, 257, 1000, 4096, 4104, 5120, 11008, 16384, 20000, 32768, 65536])
+def test_every_shape_gets_a_tile_that_covers_it(n_cols: int, row_wise: bool, itemsize: int) -> None:
+    forward = config.forward_config(n_cols, itemsize, row_wise)
+    n_chunks = -(-n_cols // forward.block_cols)
+    assert 0 <= forward.n_held <= n_chunks
+    assert (forward.block_rows == 1) == row_wise
+    for n_rows in (1, 15, 10**6):
+        backward = config.backward_config(n_rows, n_cols, itemsize, row_wise, H200)
+        assert (backward.block_rows == 1) == row_wise
+        assert 1 <= backward.n_programs <= -(-n_rows // backward.block_rows), "an idle program"
+    split = config.split_config(n_cols, itemsize, H200)
+    if split is not None:
+        assert split.n_splits * split.n_chunks * split.block_cols >= n_cols
+        assert split.n_groups * split.n_splits <= 32 * H200.count
+
+
+def test_a_row_s_tile_does_not_depend_on_the_number_of_rows() -> None:
+    few, many = (config.backward_config(n_rows, 4096, 2, True, H200) for n_rows in (3, 10**6))
+    assert replace(few, n_programs=0) == replace(many, n_programs=0)
+
+
+def test_another_gpu_gets_what_its_shared_memory_holds() -> None:
+    small = Processors(count=16, shared_memory=64 * 1024, cooperative=False)
+    backward = config.backward_config(10**6, 8192, 2, True, small)
+    in_flight = (backward.num_stages - 1) * 2 * 8192 * 2
+    assert backward.num_stages < config.backward_config(10**6, 8192, 2, True, H200).num_stages
+    assert in_flight <= small.shared_memory
+    assert config.split_config(65536, 2, small) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "in_place_of_a_copy", "row_stride"),
+    [
+        (lambda: torch.zeros(4, 6), True, 6),
+        (lambda: torch.zeros(2, 4, 6), True, 6),
+        (lambda: torch.zeros(4, 9)[:, :6], True, 9),
+        (lambda: torch.zeros(2, 4, 9)[:, :, 1:7], True, 9),
+        (lambda: torch.zeros(6).expand(4, 6), True, 0),
+        (lambda: torch.zeros(4, 2, 6)[:, :1], True, 12),
+        (lambda: torch.zeros(6), True, 6),
+        (lambda: torch.zeros(4, 3)[:, 1:2], True, 3),
+        (lambda: torch.zeros(4, 12)[:, ::2], False, 6),
+        (lambda: torch.zeros(6, 4).t(), False, 6),
+        (lambda: torch.zeros(2, 6, 4, 5).permute(0, 2, 3, 1), False, 6),
+        (lambda: torch.zeros(2, 3, 4, 6).transpose(1, 2), False, 6),
+        (lambda: torch.zeros(2, 1, 6).expand(2, 3, 6), False, 6),
+    ],
+)
+def test_rows_are_used_in_place_wherever_one_stride_describes_them(make, in_place_of_a_copy, row_stride) -> None:
+    t = make()
+    rows, stride = launch.rows_and_stride(t)
+    assert (rows.data_ptr() == t.data_ptr()) == in_place_of_a_copy
+    assert stride == row_stride
+
+
+@pytest.mark.gpu
+def test_the_launch_key_holds_all_that_specialises_a_kernel() -> None:
+    # The same key space, driven through aligned and misaligned pointers, dtypes, strides, settings and back again.
+    base = torch.randn(4, 80, device="cuda")
+    weights = torch.randn(81, device="cuda")
+    cases = itertools.product((0, 1, 2, 4), (0, 1), (torch.float32, torch.bfloat16), (64, 33, 64), (0.0, 1.0))
+    for start, w_start, w_dtype, n_cols, offset in cases:
+        x = base[:, start : start + n_cols]
+        w = weights.to(w_dtype)[w_start : w_start + n_cols]
+        got = launch.rms_norm_forward(x, w, eps=1e-6, offset=offset, casting_mode="gemma")
+        fresh = Launcher(launch.kernels.rms_norm_forward_kernel)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "_forward_launcher", fresh)
+            wanted = launch.rms_norm_forward(x.clone(), w.clone(), eps=1e-6, offset=offset, casting_mode="gemma")
+        assert torch.equal(got[0], wanted[0])
+
+
+@pytest.mark.gpu
+def test_cuda_graph_replays_the_launch() -> None:
+    x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(1024, device="cuda", dtype=torch.bfloat16)
+    launch.rms_norm_forward(x, w, eps=1e-6, offset=0.0, casting_mode="llama")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, _ = launch.rms_norm_forward(x, w, eps=1e-6, offset=0.0, casting_mode="llama")
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    wanted, _ = launch.rms_norm_forward(x, w, eps=1e-6, offset=0.0, casting_mode="llama")
+    assert torch.equal(y, wanted)
