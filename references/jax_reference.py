@@ -109,13 +109,11 @@ def _rms_norm(
     mean_square = round_all(jnp.sum(round_all(x * x), axis=-1, keepdims=True) / x.shape[-1])
     variance = round_all(mean_square + eps)
     rstd = round_all(1.0 / jnp.sqrt(variance))
-    if (
-        casting_mode == "none"
-    ):  # the slope of 1/√v where RSTD was rounded to, as the specification's dX has it
+    if casting_mode == "none":
+        # The slope of 1/√v is taken where RSTD was rounded to, as the specification's dX takes it.
         fixed = jax.lax.stop_gradient(rstd)
-        rstd = with_derivative_of(
-            jax.lax.rsqrt(1.0 / fixed**2 + variance - jax.lax.stop_gradient(variance)), fixed
-        )
+        there = 1.0 / fixed**2 + (variance - jax.lax.stop_gradient(variance))
+        rstd = with_derivative_of(1.0 / jnp.sqrt(there), fixed)
     y = round_x_hat(x * rstd)
     if w is not None:
         scale = round_all(w + offset)

@@ -85,9 +85,7 @@ def backward(dy: np.ndarray, x: np.ndarray, w: np.ndarray | None, *, eps: float,
     return Backward(dx=dx, dw=dw, m=m, dot=dot, forward=primal)
 
 
-def mp_forward(
-    x: np.ndarray, w: np.ndarray | None, *, eps: float, offset: float
-) -> tuple[np.ndarray, np.ndarray]:
+def mp_forward(x: np.ndarray, w: np.ndarray | None, *, eps: float, offset: float) -> tuple[np.ndarray, np.ndarray]:
     """y and rstd by plain loops in 50 digits, rounded to longdouble: for tiny inputs of finite numbers."""
     import mpmath
 

@@ -136,9 +136,7 @@ class ErrorModel:
             return worst
         return np.minimum(worst, LAMBDA * np.sqrt((errors * errors).sum(axis, keepdims=True)))
 
-    def rounded(
-        self, rounding: Rounding, values: np.ndarray, axis: int, scale: np.ndarray | float = 1.0
-    ) -> np.ndarray:
+    def rounded(self, rounding: Rounding, values: np.ndarray, axis: int, scale: np.ndarray | float = 1.0) -> np.ndarray:
         """The most that rounding each of values changes Σ scale·values.
 
         A subnormal result errs by at most floor, and at most by the value itself: it may vanish. Small

@@ -203,21 +203,15 @@ def measure(sample: Iterator[Draw]) -> dict[tuple[str, str, str], Cell]:
 
 def table(cells: dict[tuple[str, str, str], Cell]) -> str:
     """The cells as text, one a line."""
-    lines = [
-        f"{'mode':6} {'dtype':9} {'tensor':6} {'ratio':>6} {'decided':>8} {'misrounded':>10}  worst draw"
-    ]
+    lines = [f"{'mode':6} {'dtype':9} {'tensor':6} {'ratio':>6} {'decided':>8} {'misrounded':>10}  worst draw"]
     for (mode, dtype, tensor), cell in sorted(cells.items()):
         share = cell.decided / max(cell.elements, 1)
-        lines.append(
-            f"{mode:6} {dtype:9} {tensor:6} {cell.ratio:6.3f} {share:8.2%} {cell.misrounded:10}  {cell.worst}"
-        )
+        lines.append(f"{mode:6} {dtype:9} {tensor:6} {cell.ratio:6.3f} {share:8.2%} {cell.misrounded:10}  {cell.worst}")
     return "\n".join(lines)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -16,9 +16,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @torch.no_grad()
-def forward(
-    x: Tensor, w: Tensor | None, *, eps: float, offset: float, casting_mode: str
-) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, w: Tensor | None, *, eps: float, offset: float, casting_mode: str) -> tuple[Tensor, Tensor]:
     """Y and RSTD.
 
     Args:
@@ -120,8 +118,6 @@ def _check(x: Tensor, w: Tensor | None, eps: float, casting_mode: str) -> None:
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ValueError(f"x needs a last dimension of at least 1, not shape {tuple(x.shape)}")
     if w is not None and w.shape != x.shape[-1:]:
-        raise ValueError(
-            f"w has shape {tuple(w.shape)} but x has {tuple(x.shape)}: w must be {tuple(x.shape[-1:])}"
-        )
+        raise ValueError(f"w has shape {tuple(w.shape)} but x has {tuple(x.shape)}: w must be {tuple(x.shape[-1:])}")
     if not (math.isfinite(eps) and eps >= 0):
         raise ValueError(f"eps must be finite and at least 0, not {eps!r}")

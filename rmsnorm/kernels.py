@@ -156,18 +156,24 @@ def rms_norm_forward_kernel(
     X_DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     C_DTYPE: tl.constexpr = rstd_ptr.dtype.element_ty
     N_CHUNKS: tl.constexpr = (n_cols + BLOCK_COLS - 1) // BLOCK_COLS
+    HOLDS_ALL: tl.constexpr = N_HELD == N_CHUNKS
+    # The caches are left to the chunks that need them.
+    HELD_EVICTION: tl.constexpr = "" if HOLDS_ALL else "evict_first"
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     row_mask = rows < n_rows
     chunk_cols = tl.arange(0, BLOCK_COLS)
 
     held_x = ()
+    held_w = ()
     squares = tl.zeros((BLOCK_ROWS, BLOCK_COLS), C_DTYPE)
     for chunk in tl.static_range(N_HELD):
         cols = chunk * BLOCK_COLS + chunk_cols
         mask = row_mask[:, None] & (cols < n_cols)[None, :]
-        held_x += (_load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_first"),)
+        held_x += (_load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, HELD_EVICTION),)
+        if HAS_WEIGHT and HOLDS_ALL:  # there is room to load it before the sum is known, not after
+            held_w += (_load_weight(w_ptr, cols, cols < n_cols),)
         squares += _squares(held_x[chunk].to(C_DTYPE), X_DTYPE, CASTING_MODE)
-    if N_HELD < N_CHUNKS:
+    if not HOLDS_ALL:
         for chunk in tl.range(N_HELD, N_CHUNKS, num_stages=1):
             cols = chunk * BLOCK_COLS + chunk_cols
             mask = row_mask[:, None] & (cols < n_cols)[None, :]
@@ -177,7 +183,7 @@ def rms_norm_forward_kernel(
     rstd = _rstd(tl.sum(squares, axis=1), n_cols, eps, X_DTYPE, C_DTYPE, CASTING_MODE)
     tl.store(rstd_ptr + rows, rstd, mask=row_mask)
 
-    if N_HELD < N_CHUNKS:
+    if not HOLDS_ALL:
         for reverse_chunk in tl.range(0, N_CHUNKS - N_HELD, num_stages=1):
             cols = (N_CHUNKS - 1 - reverse_chunk) * BLOCK_COLS + chunk_cols
             mask = row_mask[:, None] & (cols < n_cols)[None, :]
@@ -192,7 +198,10 @@ def rms_norm_forward_kernel(
         mask = row_mask[:, None] & (cols < n_cols)[None, :]
         y = _x_hat(held_x[chunk].to(C_DTYPE), rstd[:, None], X_DTYPE, CASTING_MODE)
         if HAS_WEIGHT:
-            w = _load_weight(w_ptr, cols, cols < n_cols)
+            if HOLDS_ALL:
+                w = held_w[chunk]
+            else:
+                w = _load_weight(w_ptr, cols, cols < n_cols)
             y *= _shifted_weight(w, offset, X_DTYPE, C_DTYPE, CASTING_MODE)[None, :]
         _store_rows(y_ptr, rows, n_cols, cols, mask, y)
 
@@ -227,6 +236,8 @@ def rms_norm_backward_kernel(
     X_DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     C_DTYPE: tl.constexpr = rstd_ptr.dtype.element_ty
     N_CHUNKS: tl.constexpr = (n_cols + BLOCK_COLS - 1) // BLOCK_COLS
+    # Tiles on their way through shared memory are read once; without them the caches hide the latency.
+    EVICTION: tl.constexpr = "evict_first" if NUM_STAGES > 1 else ""
     program = tl.program_id(0)
     chunk_cols = tl.arange(0, BLOCK_COLS)
     w = ()
@@ -250,8 +261,8 @@ def rms_norm_backward_kernel(
         for chunk in tl.static_range(N_CHUNKS):
             cols = chunk * BLOCK_COLS + chunk_cols
             mask = row_mask[:, None] & (cols < n_cols)[None, :]
-            x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_first").to(C_DTYPE)
-            dy = _load_rows(dy_ptr, rows, dy_row_steps, cols, mask, STRIDE_ALIGN, "evict_first").to(C_DTYPE)
+            x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, EVICTION).to(C_DTYPE)
+            dy = _load_rows(dy_ptr, rows, dy_row_steps, cols, mask, STRIDE_ALIGN, EVICTION).to(C_DTYPE)
             x_hat += (x * rstd,)
             if NEEDS_DW:  # here, so that dy need not live in registers across the reduction
                 new_dw += (dw[chunk] + dy * _x_hat(x, rstd, X_DTYPE, CASTING_MODE),)

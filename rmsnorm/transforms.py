@@ -72,6 +72,6 @@ def rms_norm_backward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """dx, like x, and dw, like w, of `rms_norm`, differentiable themselves."""
     inputs = (x,) if w is None else (x, w)
-    _, vjp = torch.func.vjp(lambda x, w=None: rms_norm(x, w, eps, offset, casting_mode), *inputs)
+    vjp = torch.func.vjp(lambda x, w=None: rms_norm(x, w, eps, offset, casting_mode), *inputs)[1]
     dx, *dw = vjp(dy)
     return dx, dw[0] if dw else None

@@ -18,7 +18,12 @@ H = 33
 MODES = ("llama", "gemma", "none")
 LAYOUTS = ("contiguous", "transposed", "row_strided", "column_strided", "expanded")
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    # The compiler stack warns of torch's own older parts.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -32,17 +37,16 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 class Block(nn.Module):
-    """A residual branch with two norms, one without weight."""
+    """Two norms, one without weight, around an operation that no compiler rounds differently."""
 
     def __init__(self, casting_mode: str = "llama", **settings: Any) -> None:
         super().__init__()
         self.norm = LigerRMSNorm(H, 1e-3, 0.5, casting_mode, **settings)
-        self.linear = nn.Linear(H, H)
         self.last = LigerRMSNorm(H, 1e-3, 0.5, casting_mode, elementwise_affine=False, **settings)
         nn.init.normal_(self.norm.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(x + self.linear(self.norm(x)))
+        return self.last(self.norm(x).relu())
 
 
 def gradients(function: Any, x: torch.Tensor, w: torch.Tensor | None, dy: torch.Tensor) -> list[torch.Tensor]:
@@ -84,22 +88,21 @@ def test_every_dtype_compiles(device: str, dtype: torch.dtype, weighted: bool) -
     assert_same_bits(gradients(compiled, x, w, dy), gradients(function, x, w, dy))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_module_compiles_whole(device: str, in_place: bool) -> None:
+def test_a_module_compiles_whole(device: str, in_place: bool, backend: str) -> None:
     block = Block(in_place=in_place).to(device)
-    compiled = torch.compile(block, backend="inductor", fullgraph=True, dynamic=False)
-    x = torch.randn(2, 5, H, device=device)
+    compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=False)
+    x, dy = (torch.randn(2, 5, H, device=device) for _ in range(2))
     results = []
     for module in (block, compiled):
         block.zero_grad()
-        x_leaf = x.clone().requires_grad_()
-        y = module(x_leaf)
-        y.backward(torch.ones_like(y) * y.detach())
-        results.append([y.detach(), x_leaf.grad, block.norm.weight.grad])
-    assert_same_bits(results[1][:1], results[0][:1])
-    assert all(torch.isfinite(g).all() for g in results[1])
-    for got, wanted in zip(results[1][1:], results[0][1:], strict=True):  # Inductor adds up dX in its own order
-        torch.testing.assert_close(got, wanted)
+        leaf = x.clone().requires_grad_()
+        y = module(leaf)
+        y.backward(dy.clone())
+        assert leaf.grad is not None and block.norm.weight.grad is not None
+        results.append([y.detach(), leaf.grad, block.norm.weight.grad])
+    assert_same_bits(*results)
 
 
 def test_rows_marked_dynamic_compile_once(device: str) -> None:
@@ -194,7 +197,7 @@ def test_aot_inductor_package(device: str, tmp_path: Path) -> None:
     loaded = torch._inductor.aoti_load_package(package)
     for n_rows in (4, 9):
         x = torch.randn(n_rows, 3, H, device=device)
-        torch.testing.assert_close(loaded(x), block(x))  # the linear layer may be another kernel
+        assert_same_bits([loaded(x)], [block(x)])
 
 
 @pytest.mark.gpu

@@ -37,9 +37,7 @@ class Problem:
     setting: dict
 
     @classmethod
-    def draw(
-        cls, dtype="float32", mode="llama", *, shape=(6, 40), w_dtype="same", eps=1e-5, offset=0.5, seed=0
-    ):
+    def draw(cls, dtype="float32", mode="llama", *, shape=(6, 40), w_dtype="same", eps=1e-5, offset=0.5, seed=0):
         rng, kind = np.random.default_rng(seed), arrays.numpy_dtype(dtype)
         dy, x = (rng.standard_normal(shape).astype(kind) for _ in range(2))
         w = None
@@ -103,6 +101,17 @@ def test_the_numpy_side_needs_neither_torch_nor_jax():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.jax
+def test_jax_keeps_float64_by_itself():
+    code = (
+        "from references.jax_reference import forward; import jax, numpy; "
+        "x = numpy.ones((1, 2)); "
+        "print(*(v.dtype for v in forward(x, x[0], eps=0.0, offset=0.0, casting_mode='llama')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["float64", "float64"]
+
+
 # Agreement with the truth
 
 
@@ -126,9 +135,7 @@ def test_oracle_is_mpmath():
         unit = np.finfo(np.longdouble).eps
         np.testing.assert_allclose(got.forward.y, y, rtol=8 * unit)
         np.testing.assert_allclose(got.forward.rstd, rstd, rtol=8 * unit)
-        size = np.abs(rstd[:, None] * got.m) + np.abs(
-            rstd[:, None] ** 3 * x * np.abs(got.m * x).sum(-1, keepdims=True)
-        )
+        size = np.abs(rstd[:, None] * got.m) + np.abs(rstd[:, None] ** 3 * x * np.abs(got.m * x).sum(-1, keepdims=True))
         assert (np.abs(got.dx - dx) <= 16 * unit * size).all()
         assert (got.dw is None) == (dw is None) == (w is None)
         if w is not None:

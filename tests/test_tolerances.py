@@ -97,6 +97,15 @@ def test_typical_size_of_none():
     np.testing.assert_allclose(bound.tolerance / bound.value * 2**8, 2.5, atol=0.1)
 
 
+def test_where_the_order_of_sums_decides_a_rounding_either_result_is_allowed():
+    sample = draw(dtype="float16", casting_mode="none", n_rows=200, n_cols=4097, eps=0.7)
+    bound = sample.bounds(SEQUENTIAL)["rstd"]
+    results = [dataclasses.replace(sample, order=order).candidate()["rstd"] for order in selftest.ORDERS]
+    assert any((result != results[0]).any() for result in results)
+    assert not any(bound.misrounded(result).any() for result in results)
+    assert 0.8 < bound.decided.mean() < 1
+
+
 # What the bounds tell apart
 
 
@@ -199,14 +208,17 @@ def test_sums_that_overflow_are_not_judged():
     assert not bounds["dw"].applies.any()
 
 
-def test_flushing_is_allowed_where_it_is_declared():
-    x, w = np.full((1, 2), 1.0, np.float32), np.array([1.0, 1e-39], np.float32)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_flushing_is_allowed_where_it_is_declared(dtype):
+    kind = numpy_dtype(dtype)
+    x, w = np.full((1, 2), 1.0, kind), np.array([1.0, 1e-39], kind)
     setting = {"eps": 0.0, "offset": 0.0, "casting_mode": "llama"}
-    flushed = np.array([[1.0, 0.0]], np.float32)
+    flushed = np.array([[1.0, 0.0]], kind)
     for flushes in (False, True):
         arithmetic = Arithmetic(flushes_subnormals=flushes)
         bound = tolerances.forward_bounds(x, w, arithmetic=arithmetic, **setting)["y"]
         assert (bound.ratio(flushed)[0, 1] <= 1) == flushes
+        assert bound.misrounded(flushed).any() == (dtype == "bfloat16" and not flushes)
 
 
 # Interface
