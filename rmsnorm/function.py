@@ -109,11 +109,12 @@ class _RMSNormBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        inputs = ctx.saved_tensors
         eps, offset, c_dtype = ctx.settings
-        wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
+            # Aliases: dY may itself be a function of X, and what flows through it is the engine's to add.
+            inputs = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
+            wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
             outputs = eager.unrounded_backward(*inputs, eps=eps, offset=offset, c_dtype=c_dtype)
             pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o is not None and g is not None]
             found = iter(
