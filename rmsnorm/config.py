@@ -154,11 +154,16 @@ def _backward_tiles(n_cols: int, itemsize: int, row_wise: bool, processors: Proc
     )
 
 
+@functools.lru_cache(maxsize=4096)
+def _with_programs(config: BackwardConfig, n_programs: int) -> BackwardConfig:
+    return replace(config, n_programs=n_programs)
+
+
 def backward_config(n_rows: int, n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> BackwardConfig:
     """The backward launch for n_rows × n_cols of x with itemsize bytes an element; never more programs than tiles."""
     config = _backward_tiles(n_cols, itemsize, row_wise, processors)
     n_tiles = -(-n_rows // config.block_rows)
-    return config if n_tiles >= config.n_programs else replace(config, n_programs=n_tiles)
+    return config if n_tiles >= config.n_programs else _with_programs(config, n_tiles)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -186,6 +191,7 @@ def split_config(n_cols: int, itemsize: int, processors: Processors) -> SplitCon
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def weight_gradient_config(n_partials: int, n_cols: int, processors: Processors) -> WeightGradientConfig:
     """About eight programs a processor, of 16 columns or more: 64 bytes of every partial row."""
     return WeightGradientConfig(

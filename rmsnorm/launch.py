@@ -1,11 +1,13 @@
-"""From tensors to launches: rows and strides, variant and tile, allocation, the kernel calls."""
+"""From tensors to launches: rows and strides, variant and tile, allocation, the kernel calls.
+
+What depends on settings and dtypes alone is computed once and remembered: a call does little more than allocate its
+results and launch.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from typing import Any
 
 import torch
 
@@ -15,23 +17,21 @@ from rmsnorm.config import (
     ForwardConfig,
     Processors,
     SplitConfig,
+    WeightGradientConfig,
     backward_config,
     forward_config,
     is_row_wise,
     split_config,
     weight_gradient_config,
 )
-from rmsnorm.launcher import INTERPRETED, Launcher
+from rmsnorm.launcher import INTERPRETED, Integers, Tensors, Variant
 
 CASTING_MODES = {"llama": kernels.LLAMA.value, "gemma": kernels.GEMMA.value, "none": kernels.NONE.value}
 
 # Stands for a GPU in the interpreter: few processors, so that a few rows already need several programs.
 INTERPRETER = Processors(count=4, shared_memory=96 * 1024, cooperative=True)
 
-_forward_launcher = Launcher(kernels.rms_norm_forward_kernel)
-_backward_launcher = Launcher(kernels.rms_norm_backward_kernel)
-_split_launcher = Launcher(split_kernels.rms_norm_backward_split_kernel)
-_weight_gradient_launcher = Launcher(kernels.rms_norm_weight_gradient_kernel)
+remember = functools.lru_cache(maxsize=4096, typed=True)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -87,11 +87,113 @@ def processors(device: torch.device) -> Processors:
     return INTERPRETER if device.type == "cpu" else _gpu(device)
 
 
-def _on_device(t: torch.Tensor) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device: make it t's for the launch, and put it back."""
-    if t.device.type == "cpu" or t.device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(t.device)
+# The variants below are keyed by dtypes too: a compiled variant is specialised on them.
+
+
+@remember
+def _forward_variant(
+    config: ForwardConfig,
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    n_cols: int,
+    eps: float,
+    offset: float,
+    casting_mode: str,
+    align: int,
+) -> Variant:
+    return Variant(
+        kernels.rms_norm_forward_kernel,
+        (
+            n_cols,
+            eps,
+            offset,
+            CASTING_MODES[casting_mode],
+            w_dtype is not None,
+            config.block_rows,
+            config.block_cols,
+            config.n_held,
+            align,
+        ),
+        config.num_warps,
+    )
+
+
+@remember
+def _backward_variant(
+    config: BackwardConfig,
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    n_cols: int,
+    offset: float,
+    casting_mode: str,
+    needs_dx: bool,
+    needs_dw: bool,
+    align: int,
+) -> Variant:
+    return Variant(
+        kernels.rms_norm_backward_kernel,
+        (
+            n_cols,
+            offset,
+            CASTING_MODES[casting_mode],
+            w_dtype is not None,
+            needs_dx,
+            needs_dw,
+            config.reload_weight,
+            config.block_rows,
+            config.block_cols,
+            align,
+            config.num_stages,
+        ),
+        config.num_warps,
+    )
+
+
+@remember
+def _split_variant(
+    config: SplitConfig,
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    n_cols: int,
+    offset: float,
+    casting_mode: str,
+    needs_dw: bool,
+    align: int,
+    publishes: bool = True,
+    collects: bool = True,
+) -> Variant:
+    return Variant(
+        split_kernels.rms_norm_backward_split_kernel,
+        (
+            n_cols,
+            offset,
+            CASTING_MODES[casting_mode],
+            w_dtype is not None,
+            needs_dw,
+            config.reload_rows,
+            config.reload_weight,
+            config.n_splits,
+            config.n_chunks,
+            config.block_cols,
+            align,
+            config.num_stages,
+            publishes,
+            collects,
+        ),
+        config.num_warps,
+        cooperative=True,
+    )
+
+
+@remember
+def _weight_gradient_variant(
+    config: WeightGradientConfig, c_dtype: torch.dtype, w_dtype: torch.dtype, n_cols: int
+) -> Variant:
+    return Variant(
+        kernels.rms_norm_weight_gradient_kernel,
+        (n_cols, config.block_partials, config.block_cols),
+        config.num_warps,
+    )
 
 
 def rms_norm_forward(
@@ -108,35 +210,23 @@ def rms_norm_forward(
 
     x: (..., n_cols), any strides; w: (n_cols,) or None. `config` replaces the tile that the shape would get.
     """
-    n_cols = x.shape[-1]
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rstd = torch.empty(x.shape[:-1], dtype=compute_dtype(x.dtype), device=x.device)
+    shape, dtype = x.shape, x.dtype
+    n_cols = shape[-1]
+    y = x.new_empty(shape)
+    rstd = x.new_empty(shape[:-1], dtype=compute_dtype(dtype))
     n_rows = rstd.numel()
     if n_rows == 0:
         return y, rstd
     x, x_row_stride = rows_and_stride(x)
-    itemsize = x.element_size()
+    itemsize = dtype.itemsize
     align = _stride_align(itemsize, x_row_stride)
+    w_dtype = None
+    if w is not None:
+        w, w_dtype = w.contiguous(), w.dtype
     if config is None:
         config = forward_config(n_cols, itemsize, is_row_wise(n_rows, n_cols, row_mode))
-    with _on_device(x):
-        _forward_launcher(
-            -(-n_rows // config.block_rows),
-            (x, None if w is None else w.contiguous(), y, rstd),
-            (x_row_stride // align, n_rows),
-            (
-                n_cols,
-                eps,
-                offset,
-                CASTING_MODES[casting_mode],
-                w is not None,
-                config.block_rows,
-                config.block_cols,
-                config.n_held,
-                align,
-            ),
-            num_warps=config.num_warps,
-        )
+    variant = _forward_variant(config, dtype, w_dtype, n_cols, eps, offset, casting_mode, align)
+    variant.launch(-(-n_rows // config.block_rows), (x, w, y, rstd), (x_row_stride // align, n_rows))
     return y, rstd
 
 
@@ -158,127 +248,66 @@ def rms_norm_backward(
     dy, x: (..., n_cols), any strides; w: (n_cols,) or None; rstd: from the forward; dx: contiguous, and possibly dy
     itself. `config` replaces the tile and the program count that the shape would get.
     """
-    n_cols = x.shape[-1]
-    n_rows = rstd.numel()
-    dw = torch.empty(n_cols, dtype=w.dtype, device=x.device) if needs_dw and w is not None else None
+    dtype, n_cols, n_rows = x.dtype, x.shape[-1], rstd.numel()
+    w_dtype = dw = dw_partial = None
+    if w is not None:
+        w, w_dtype = w.contiguous(), w.dtype
+        dw = w.new_empty(n_cols) if needs_dw else None
     if n_rows == 0 or (dx is None and dw is None):
         return None if dw is None else dw.zero_()
     x, x_row_stride = rows_and_stride(x)
     dy, dy_row_stride = rows_and_stride(dy)
-    itemsize = x.element_size()
-    align = _stride_align(itemsize, dy_row_stride, x_row_stride)
-    if config is None:
-        gpu = processors(x.device)
-        row_wise = is_row_wise(n_rows, n_cols, row_mode)
-        config = split_config(n_cols, itemsize, gpu) if row_wise and dx is not None else None
-        config = config or backward_config(n_rows, n_cols, itemsize, row_wise, gpu)
-    w = None if w is None else w.contiguous()
     rstd = rstd.contiguous()
-    with _on_device(x):
-        if isinstance(config, SplitConfig):
-            assert dx is not None
-            dw_partial = _partials(min(config.n_groups, n_rows), rstd, n_cols, dw)
-            dw_partial = _launch_split(
-                config,
-                (dy, x, w, rstd, dx, dw_partial),
-                (dy_row_stride // align, x_row_stride // align, n_rows),
-                n_cols,
-                offset,
-                casting_mode,
-                align,
-            )
-        else:
-            dw_partial = _partials(config.n_programs, rstd, n_cols, dw)
-            _backward_launcher(
-                config.n_programs,
-                (dy, x, w, rstd, dx, dw_partial),
-                (dy_row_stride // align, x_row_stride // align, n_rows),
-                (
-                    n_cols,
-                    offset,
-                    CASTING_MODES[casting_mode],
-                    w is not None,
-                    dx is not None,
-                    dw is not None,
-                    config.reload_weight,
-                    config.block_rows,
-                    config.block_cols,
-                    align,
-                    config.num_stages,
-                ),
-                num_warps=config.num_warps,
-            )
-        if dw is not None and dw_partial is not None:
-            _sum_partials(dw_partial, dw)
+    itemsize = dtype.itemsize
+    align = _stride_align(itemsize, dy_row_stride, x_row_stride)
+    integers = (dy_row_stride // align, x_row_stride // align, n_rows)
+    gpu = processors(x.device)
+    if config is None:
+        row_wise = is_row_wise(n_rows, n_cols, row_mode)
+        if row_wise and dx is not None:
+            config = split_config(n_cols, itemsize, gpu)
+        if config is None:
+            config = backward_config(n_rows, n_cols, itemsize, row_wise, gpu)
+    if dw is not None:
+        n_partials = min(config.n_groups, n_rows) if isinstance(config, SplitConfig) else config.n_programs
+        dw_partial = rstd.new_empty((n_partials, n_cols))
+    tensors = (dy, x, w, rstd, dx, dw_partial)
+    if isinstance(config, SplitConfig):
+        settings = (config, dtype, w_dtype, n_cols, offset, casting_mode, dw is not None, align)
+        n_groups = _launch_split(settings, tensors, integers)
+        dw_partial = None if dw_partial is None else dw_partial[:n_groups]
+    else:
+        variant = _backward_variant(
+            config, dtype, w_dtype, n_cols, offset, casting_mode, dx is not None, dw is not None, align
+        )
+        variant.launch(config.n_programs, tensors, integers)
+    if dw is not None and dw_partial is not None:
+        finish = weight_gradient_config(dw_partial.shape[0], n_cols, gpu)
+        _weight_gradient_variant(finish, rstd.dtype, dw.dtype, n_cols).launch(
+            -(-n_cols // finish.block_cols), (dw_partial, dw), (dw_partial.shape[0],)
+        )
     return dw
 
 
-def _partials(n_partials: int, rstd: torch.Tensor, n_cols: int, dw: torch.Tensor | None) -> torch.Tensor | None:
-    if dw is None:
-        return None
-    return torch.empty((n_partials, n_cols), dtype=rstd.dtype, device=rstd.device)
+_SplitSettings = tuple[SplitConfig, torch.dtype, torch.dtype | None, int, float, str, bool, int]
 
 
-def _launch_split(
-    config: SplitConfig,
-    tensors: tuple[torch.Tensor | None, ...],
-    integers: tuple[int, int, int],
-    n_cols: int,
-    offset: float,
-    casting_mode: str,
-    align: int,
-) -> torch.Tensor | None:
-    """Launch as many groups as can be resident, at most one a partial row of dw; give the partial rows written."""
-    _, _, w, rstd, _, dw_partial = tensors
-    assert rstd is not None
-    n_rows = integers[2]
-    exchange = torch.full((n_rows, config.n_splits), split_kernels.EMPTY.value, dtype=torch.int32, device=rstd.device)
-
-    def constants(publishes: bool, collects: bool) -> tuple[Any, ...]:
-        return (
-            n_cols,
-            offset,
-            CASTING_MODES[casting_mode],
-            w is not None,
-            dw_partial is not None,
-            config.reload_rows,
-            config.reload_weight,
-            config.n_splits,
-            config.n_chunks,
-            config.block_cols,
-            align,
-            config.num_stages,
-            publishes,
-            collects,
-        )
-
-    arguments = ((*tensors, exchange), integers)
+def _launch_split(settings: _SplitSettings, tensors: Tensors, integers: Integers) -> int:
+    """Launch as many groups as can be resident, at most one a row, and give their number."""
+    config, n_rows = settings[0], integers[2]
+    lead = tensors[0]
+    assert lead is not None
+    exchange = lead.new_full((n_rows, config.n_splits), split_kernels.EMPTY.value, dtype=torch.int32)
+    tensors = (*tensors, exchange)
     n_groups = min(config.n_groups, n_rows)
     if INTERPRETED:  # programs run one after another: none may wait for a later one
-        for phase in ((True, False), (False, True)):
-            _split_launcher(n_groups * config.n_splits, *arguments, constants(*phase), num_warps=config.num_warps)
-        return dw_partial
-    resident = _split_launcher.resident_programs(*arguments, constants(True, True), num_warps=config.num_warps)
+        _split_variant(*settings, publishes=True, collects=False).launch(n_groups * config.n_splits, tensors, integers)
+        _split_variant(*settings, publishes=False, collects=True).launch(n_groups * config.n_splits, tensors, integers)
+        return n_groups
+    variant = _split_variant(*settings)
+    resident = variant.resident_programs(tensors, integers)
     n_groups = min(n_groups, resident // config.n_splits)
     if n_groups == 0:
         raise RuntimeError(f"the GPU holds {resident} programs at once, a row needs {config.n_splits}: {config}")
-    _split_launcher(
-        n_groups * config.n_splits,
-        *arguments,
-        constants(True, True),
-        num_warps=config.num_warps,
-        cooperative=True,
-    )
-    return None if dw_partial is None else dw_partial[:n_groups]
-
-
-def _sum_partials(dw_partial: torch.Tensor, dw: torch.Tensor) -> None:
-    n_partials, n_cols = dw_partial.shape
-    config = weight_gradient_config(n_partials, n_cols, processors(dw.device))
-    _weight_gradient_launcher(
-        -(-n_cols // config.block_cols),
-        (dw_partial, dw),
-        (n_partials,),
-        (n_cols, config.block_partials, config.block_cols),
-        num_warps=config.num_warps,
-    )
+    variant.launch(n_groups * config.n_splits, tensors, integers)
+    return n_groups

@@ -1,15 +1,14 @@
-"""One kernel and its compiled variants: a launch that costs little host time.
+"""One kernel with its constants: a launch that costs little host time.
 
-Triton's own launch binds arguments, specialises them and computes a cache key on every call. `Launcher` does this once
-for each key and then calls the compiled variant. Its key is everything that specialises the kernels of this package:
-device, dtype and 16-byte alignment of every tensor, width of every runtime integer (none is specialised otherwise: the
-kernels list them under do_not_specialize), every constant and every option. Launch hooks and the interpreter take
-Triton's own path.
+Triton's own launch binds arguments, specialises them and computes a cache key on every call. A `Variant` fixes a
+kernel, its constants, the dtypes of its tensors and its options, so that little is left that specialises it: the
+device, the 16-byte alignment of every tensor and the width of every runtime integer (nothing else is specialised on:
+the kernels list their integers under do_not_specialize). That is the key under which it keeps what Triton compiled.
+Launch hooks and the interpreter take Triton's own path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,38 +18,45 @@ from triton.runtime import driver
 # Read once, as @triton.jit does: in one process the kernels are either compiled or interpreted.
 INTERPRETED = bool(knobs.runtime.interpret)
 
+Tensors = tuple[torch.Tensor | None, ...]
+Integers = tuple[int, ...]
 
-class Launcher:
-    """Launches one kernel whose parameters are tensors, then runtime integers, then constants."""
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self._compiled: dict[tuple[Any, ...], Any] = {}
-        self._resident: dict[tuple[Any, ...], int] = {}
+class Variant:
+    """A kernel whose parameters are tensors, runtime integers and constants, with all but the first two fixed."""
 
-    def __call__(
-        self,
-        n_programs: int,
-        tensors: Sequence[torch.Tensor | None],
-        integers: Sequence[int],
-        constants: Sequence[Any],
-        *,
-        num_warps: int,
-        cooperative: bool = False,
-    ) -> None:
-        """Launch n_programs programs on the current device and stream, which must be the tensors'."""
+    def __init__(self, kernel: Any, constants: tuple[Any, ...], num_warps: int, cooperative: bool = False) -> None:
+        self._kernel = kernel
+        self._constants = constants
+        # Contraction is pinned: Triton's default changes with its version, and bits would change with it.
+        self._options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": True}
+        if cooperative:
+            self._options["launch_cooperative_grid"] = True
+        self._compiled: dict[tuple[int, ...], Any] = {}
+        self._resident: dict[tuple[int, ...], int] = {}
+
+    def launch(self, n_programs: int, tensors: Tensors, integers: Integers) -> None:
+        """Launch n_programs programs on the device of the tensors, one of which leads, and on its current stream."""
+        lead = tensors[0]
+        assert lead is not None
+        device = lead.get_device()
         if INTERPRETED:
-            self.kernel[(n_programs,)](*tensors, *integers, *constants)
-            return
+            self._kernel[(n_programs,)](*tensors, *integers, *self._constants)
+        elif device == torch.cuda.current_device():
+            self._launch(device, n_programs, tensors, integers)
+        else:  # Triton launches on the current device
+            with torch.cuda.device(device):
+                self._launch(device, n_programs, tensors, integers)
+
+    def _launch(self, device: int, n_programs: int, tensors: Tensors, integers: Integers) -> None:
         if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-            self._launch(n_programs, tensors, integers, constants, num_warps, cooperative)
+            self._kernel[(n_programs,)](*tensors, *integers, *self._constants, **self._options)
             return
-        device = torch.cuda.current_device()
         pointers = [None if t is None else t.data_ptr() for t in tensors]
-        key = self._key(device, tensors, pointers, integers, constants, num_warps, cooperative)
+        key = _key(device, pointers, integers)
         compiled = self._compiled.get(key)
         if compiled is None:
-            self._compiled[key] = self._launch(n_programs, tensors, integers, constants, num_warps, cooperative)
+            self._compiled[key] = self._kernel[(n_programs,)](*tensors, *integers, *self._constants, **self._options)
             return
         compiled.run(
             n_programs,
@@ -64,70 +70,36 @@ class Launcher:
             None,
             *pointers,
             *integers,
-            *constants,
+            *self._constants,
         )
 
-    def resident_programs(
-        self,
-        tensors: Sequence[torch.Tensor | None],
-        integers: Sequence[int],
-        constants: Sequence[Any],
-        *,
-        num_warps: int,
-    ) -> int:
-        """How many programs of a cooperative launch the current device holds at once. Compiles, launches nothing."""
-        device = torch.cuda.current_device()
-        pointers = [None if t is None else t.data_ptr() for t in tensors]
-        key = self._key(device, tensors, pointers, integers, constants, num_warps, True)
+    def resident_programs(self, tensors: Tensors, integers: Integers) -> int:
+        """How many programs of a cooperative launch the tensors' device holds at once. Compiles, launches nothing."""
+        lead = tensors[0]
+        assert lead is not None
+        device = lead.get_device()
+        key = _key(device, [None if t is None else t.data_ptr() for t in tensors], integers)
         if key not in self._resident:
-            compiled = self.kernel.warmup(
-                *tensors, *integers, *constants, grid=(1,), num_warps=num_warps, **_options(True)
-            )
-            compiled._init_handles()
+            with torch.cuda.device(device):
+                compiled = self._kernel.warmup(*tensors, *integers, *self._constants, grid=(1,), **self._options)
+                compiled._init_handles()
             self._resident[key] = _resident_programs(
-                compiled.n_regs, compiled.metadata.shared, num_warps, torch.cuda.get_device_properties(device)
+                compiled.n_regs,
+                compiled.metadata.shared,
+                self._options["num_warps"],
+                torch.cuda.get_device_properties(device),
             )
         return self._resident[key]
 
-    @staticmethod
-    def _key(
-        device: int,
-        tensors: Sequence[torch.Tensor | None],
-        pointers: Sequence[int | None],
-        integers: Sequence[int],
-        constants: Sequence[Any],
-        num_warps: int,
-        cooperative: bool,
-    ) -> tuple[Any, ...]:
-        return (
-            device,
-            num_warps,
-            cooperative,
-            *[None if t is None else t.dtype for t in tensors],
-            *[None if p is None else p % 16 == 0 for p in pointers],
-            *[-(2**31) <= i < 2**31 for i in integers],
-            # A bool equals an int and 0.0 equals -0.0, but neither pair is one constant.
-            *[(type(c), c if c else repr(c)) for c in constants],
-        )
 
-    def _launch(
-        self,
-        n_programs: int,
-        tensors: Sequence[torch.Tensor | None],
-        integers: Sequence[int],
-        constants: Sequence[Any],
-        num_warps: int,
-        cooperative: bool,
-    ) -> Any:
-        return self.kernel[(n_programs,)](*tensors, *integers, *constants, num_warps=num_warps, **_options(cooperative))
-
-
-def _options(cooperative: bool) -> dict[str, bool]:
-    # Contraction is pinned: Triton's default changes with its version, and bits would change with it.
-    options = {"enable_fp_fusion": True}
-    if cooperative:
-        options["launch_cooperative_grid"] = True
-    return options
+def _key(device: int, pointers: list[int | None], integers: Integers) -> tuple[int, ...]:
+    alignment = 0
+    for pointer in pointers:
+        alignment = 2 * alignment + (pointer is not None and pointer % 16 == 0)
+    width = 0
+    for integer in integers:
+        width = 2 * width + (-0x80000000 <= integer < 0x80000000)
+    return device, alignment, width
 
 
 def _resident_programs(registers: int, shared_memory: int, num_warps: int, properties: Any) -> int:
