@@ -113,7 +113,7 @@ class _RMSNormBackward(torch.autograd.Function):
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             # Aliases: dY may itself be a function of X, and what flows through it is the engine's to add.
-            inputs = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
+            inputs: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
             wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
             outputs = eager.unrounded_backward(*inputs, eps=eps, offset=offset, c_dtype=c_dtype)
             pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o is not None and g is not None]

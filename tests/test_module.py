@@ -1,81 +1,125 @@
-"""LigerRMSNorm: its parameter, its attributes, its representation, its state dict."""
+"""LigerRMSNorm as a module among others: copies, state dicts, parametrizations, meta device, the text it prints."""
 
 from __future__ import annotations
 
-import inspect
+import copy
+import io
+import pickle
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from rmsnorm import LigerRMSNorm, launch
+
+H = 8
+GEMMA: dict[str, Any] = {"eps": 1e-5, "offset": 1.0, "casting_mode": "gemma", "init_fn": "zeros", "in_place": False}
 
 pytestmark = pytest.mark.torch
-torch = pytest.importorskip("torch")
-
-from rmsnorm import LigerRMSNorm, LigerRMSNormFunction, liger_rms_norm  # noqa: E402
 
 
-def test_signatures_are_the_specification_s() -> None:
-    def names(function: object) -> str:
-        return str(inspect.signature(function))
-
-    shared = (
-        "offset: 'float' = 0.0, casting_mode: 'str' = 'llama', in_place: 'bool' = True, row_mode: 'bool | None' = None"
-    )
-    assert shared in names(liger_rms_norm)
-    assert shared in names(LigerRMSNormFunction.forward)
-    assert [p.name for p in inspect.signature(LigerRMSNorm).parameters.values()] == [
-        *("hidden_size", "eps", "offset", "casting_mode", "init_fn", "in_place", "elementwise_affine"),
-        *("row_mode", "device", "dtype"),
-    ]
+@pytest.fixture(autouse=True)
+def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    torch.manual_seed(0)
 
 
-def test_weight_is_the_only_parameter_and_the_only_state() -> None:
-    norm = LigerRMSNorm(8, dtype=torch.bfloat16)
-    assert [(name, tuple(p.shape), p.dtype) for name, p in norm.named_parameters()] == [
-        ("weight", (8,), torch.bfloat16)
-    ]
-    assert list(norm.state_dict()) == ["weight"]
-    assert LigerRMSNorm(8, elementwise_affine=False).weight is None
-    assert not LigerRMSNorm(8, elementwise_affine=False).state_dict()
+def noisy(**settings: Any) -> LigerRMSNorm:
+    module = LigerRMSNorm(H, **settings)
+    if module.weight is not None:
+        nn.init.normal_(module.weight)
+    return module
+
+
+def settings_of(module: LigerRMSNorm) -> dict[str, Any]:
+    names = ("hidden_size", "eps", "offset", "casting_mode", "init_fn", "in_place", "elementwise_affine", "row_mode")
+    return {name: getattr(module, name) for name in names}
+
+
+@pytest.mark.parametrize("settings", [{}, GEMMA, {"elementwise_affine": False, "row_mode": True}])
+def test_deepcopy_pickle_and_save_keep_weight_and_settings(settings: dict[str, Any]) -> None:
+    module = noisy(**settings)
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), torch.load(buffer, weights_only=False)]
+    x = torch.randn(3, H)
+    for other in copies:
+        assert settings_of(other) == settings_of(module)
+        assert torch.equal(other(x), module(x))
+        assert module.weight is None or other.weight is not module.weight
 
 
 @pytest.mark.parametrize("affine", [True, False])
-def test_state_dict_is_interchangeable_with_torch(affine: bool) -> None:
-    ours, theirs = LigerRMSNorm(8, elementwise_affine=affine), torch.nn.RMSNorm(8, elementwise_affine=affine)
-    if affine:
-        torch.nn.init.normal_(theirs.weight)
-    ours.load_state_dict(theirs.state_dict(), strict=True)
+def test_state_dict_both_ways_with_torch(affine: bool) -> None:
+    ours, theirs = noisy(elementwise_affine=affine), nn.RMSNorm(H, elementwise_affine=affine)
     theirs.load_state_dict(ours.state_dict(), strict=True)
-    assert not affine or torch.equal(ours.weight, theirs.weight)
+    assert list(ours.state_dict()) == list(theirs.state_dict()) == ["weight"] * affine
+    if affine:
+        assert theirs.weight is not None and torch.equal(theirs.weight, ours.weight)
+        nn.init.normal_(theirs.weight)
+        ours.load_state_dict(theirs.state_dict(), strict=True)
+        assert torch.equal(ours.weight, theirs.weight)
 
 
-@pytest.mark.parametrize(("init_fn", "value"), [("ones", 1.0), ("zeros", 0.0)])
-def test_init_fn(init_fn: str, value: float) -> None:
-    norm = LigerRMSNorm(8, init_fn=init_fn)
-    assert (norm.weight == value).all()
-    torch.nn.init.normal_(norm.weight)
-    norm.reset_parameters()
-    assert (norm.weight == value).all()
+@pytest.mark.hf
+def test_state_dict_both_ways_with_transformers() -> None:
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    x = torch.randn(3, H, dtype=torch.bfloat16)
+    for theirs, ours in (
+        (LlamaRMSNorm(H, 1e-5), noisy(eps=1e-5)),
+        (GemmaRMSNorm(H, 1e-5), noisy(**GEMMA)),
+    ):
+        theirs.load_state_dict(ours.state_dict(), strict=True)
+        assert torch.equal(theirs.bfloat16()(x), ours.bfloat16()(x))
+        nn.init.normal_(theirs.weight)
+        ours.load_state_dict(theirs.state_dict(), strict=True)
+        assert torch.equal(theirs(x), ours(x))
 
 
-def test_eps_has_both_names_and_one_value() -> None:
-    norm = LigerRMSNorm(8, eps=1e-5)
-    assert norm.variance_epsilon == norm.eps == 1e-5
-    norm.variance_epsilon = 1e-3
-    assert norm.eps == 1e-3
-    with pytest.raises(AttributeError):
-        norm.eps = 1.0
+def test_parametrized_weight_is_used_and_learns() -> None:
+    class Doubled(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return 2 * weight
+
+    module = noisy(in_place=False)
+    plain = copy.deepcopy(module)
+    plain.weight.data *= 2
+    parametrize.register_parametrization(module, "weight", Doubled())
+    x, dy = torch.randn(3, H), torch.randn(3, H)
+    assert torch.equal(module(x), plain(x))
+    module(x).backward(dy)
+    plain(x).backward(dy)
+    original = module.parametrizations.weight.original
+    assert original.grad is not None and plain.weight.grad is not None
+    assert torch.equal(original.grad, 2 * plain.weight.grad)
 
 
-def test_repr_shows_every_setting() -> None:
-    norm = LigerRMSNorm(8, 1e-5, 1.0, "gemma", "zeros", False, True, row_mode=True)
-    assert repr(norm) == (
+@pytest.mark.parametrize("settings", [{}, GEMMA])
+def test_meta_device_then_deferred_initialisation(settings: dict[str, Any]) -> None:
+    module = LigerRMSNorm(H, device="meta", dtype=torch.bfloat16, **settings)
+    assert module(torch.empty(3, H, device="meta", dtype=torch.bfloat16)).shape == (3, H)
+    module.to_empty(device="cpu").reset_parameters()
+    wanted = 0.0 if settings else 1.0
+    assert torch.equal(module.weight, torch.full((H,), wanted, dtype=torch.bfloat16))
+    with torch.device("meta"):
+        assert LigerRMSNorm(H).weight.is_meta
+
+
+def test_the_text_names_every_setting() -> None:
+    assert repr(LigerRMSNorm(H, **GEMMA)) == (
         "LigerRMSNorm((8,), eps=1e-05, offset=1.0, casting_mode='gemma', init_fn='zeros', in_place=False, "
-        "elementwise_affine=True, row_mode=True)"
+        "elementwise_affine=True, row_mode=None)"
     )
 
 
-@pytest.mark.parametrize("settings", [{}, {"offset": 1.0, "casting_mode": "gemma", "in_place": False}])
-def test_forward_is_the_function_with_the_module_s_settings(settings: dict) -> None:
-    norm = LigerRMSNorm(8, 1e-3, dtype=torch.float64, **settings)
-    torch.nn.init.normal_(norm.weight)
-    x = torch.randn(3, 8, dtype=torch.float64)
-    assert torch.equal(norm(x), liger_rms_norm(x, norm.weight, 1e-3, **settings))
+def test_eps_is_read_only_and_follows_variance_epsilon() -> None:
+    module = LigerRMSNorm(H, eps=1e-3)
+    module.variance_epsilon = 1e-2
+    assert module.eps == 1e-2
+    with pytest.raises(AttributeError, match="eps"):
+        module.eps = 1.0
