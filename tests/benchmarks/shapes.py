@@ -1,0 +1,48 @@
+"""What is timed: the profile's sweep and the shapes that people train and serve with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+HBM_BYTES_A_MICROSECOND = 4.28e6  # an H200's measured copy bandwidth, read and written, that the floors are drawn with
+
+
+@dataclass(frozen=True)
+class Shape:
+    """n_rows × n_cols of x in a dtype."""
+
+    n_rows: int
+    n_cols: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.n_rows}x{self.n_cols}-{'f32' if self.dtype == torch.float32 else 'bf16'}"
+
+    def bytes_moved(self, direction: str) -> int:
+        """The fewest bytes through the GPU's memory: x, y or dy and dx once each, weight, rstd."""
+        tensors, weights = {"forward": (2, 1), "backward": (3, 2), "full": (5, 3)}[direction]
+        itemsize = self.dtype.itemsize
+        rstd = 4 * self.n_rows * (2 if direction == "full" else 1)
+        return tensors * self.n_rows * self.n_cols * itemsize + weights * self.n_cols * itemsize + rstd
+
+    def floor(self, direction: str) -> float:
+        """Microseconds below which the memory system does not go."""
+        return self.bytes_moved(direction) / HBM_BYTES_A_MICROSECOND
+
+
+F32, BF16 = torch.float32, torch.bfloat16
+SWEEP = tuple(Shape(4096, n_cols, F32) for n_cols in (1024, 2048, 4096, 8192, 16384))
+MODELS = tuple(Shape(4096, n_cols, BF16) for n_cols in (1024, 2048, 4096, 8192, 16384, 5120, 4104))
+MANY_ROWS = (Shape(32768, 4096, BF16), Shape(512, 4096, BF16), Shape(16, 4096, BF16))
+HEADS = (Shape(1048576, 64, BF16), Shape(1048576, 128, BF16), Shape(262144, 256, BF16))
+WIDE = tuple(Shape(2048, n_cols, dtype) for dtype in (BF16, F32) for n_cols in (32768, 65536))
+OTHER = (Shape(4096, 4100, F32),)
+GPU_SHAPES = SWEEP + MODELS + MANY_ROWS + HEADS + WIDE + OTHER
+CPU_SHAPES = (Shape(256, 1024, F32), Shape(256, 4096, F32))
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
