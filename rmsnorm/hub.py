@@ -1,7 +1,7 @@
 """The layer in the form that the Hugging Face `kernels` library asks for: no state, one method.
 
-`kernels` puts this `forward` into modules of other classes, which bring `weight` and `variance_epsilon`. That is all the
-convention passes on, so it is for norms of the Llama kind: offset 0, rounded before the weight. Others: see
+`kernels` puts this `forward` into modules of other classes, which bring `weight` and `variance_epsilon`. That is all
+the convention passes on, so it is for norms of the Llama kind: offset 0, rounded before the weight. For others there is
 `rmsnorm.convert`.
 """
 
