@@ -174,9 +174,7 @@ class Comparison:
         return arrays.ulp_distance(self.got, self.wanted)
 
     def _at(self, index: tuple[int, ...], check: str, message: str) -> Finding:
-        got_bits, wanted_bits = (
-            f"0x{int(arrays.bits(a)[index]):0{2 * a.itemsize}x}" for a in (self.got, self.wanted)
-        )
+        got_bits, wanted_bits = (f"0x{int(arrays.bits(a)[index]):0{2 * a.itemsize}x}" for a in (self.got, self.wanted))
         return Finding(
             check,
             self.tensor,

@@ -129,9 +129,7 @@ class Arguments:
         for name, placed in self._placed.items():
             self._storage[name], self.views[name] = placed.realise(library, device)
 
-    def observe(
-        self, early: Mapping[str, tuple[Any, np.ndarray | None]], late: Mapping[str, Any]
-    ) -> Contract:
+    def observe(self, early: Mapping[str, tuple[Any, np.ndarray | None]], late: Mapping[str, Any]) -> Contract:
         """Compare storage with what it was.
 
         Args:

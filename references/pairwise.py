@@ -32,9 +32,7 @@ def covering_set(
     """
     order = {name: position for position, name in enumerate(axes)}
     every_pair = (
-        ((a, u), (b, v))
-        for a, b in itertools.combinations(axes, 2)
-        for u, v in itertools.product(axes[a], axes[b])
+        ((a, u), (b, v)) for a, b in itertools.combinations(axes, 2) for u, v in itertools.product(axes[a], axes[b])
     )
     missing = dict.fromkeys(p for p in every_pair if compatible(*p))  # a dict, because it keeps its order
     allowed = set(missing)

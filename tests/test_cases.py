@@ -22,11 +22,7 @@ def choices(case: Case) -> dict:
     """A covering cell as one value of each axis."""
     shape = {"columns": case.shape[-1], "rows": case.n_rows, "rank": len(case.shape)}
     names = cases.COVERING_AXES.keys() - shape.keys() - {"eps"}
-    return (
-        {name: getattr(case, name) for name in names}
-        | shape
-        | {"eps": PLAIN_EPS.get(case.eps, "mean_square")}
-    )
+    return {name: getattr(case, name) for name in names} | shape | {"eps": PLAIN_EPS.get(case.eps, "mean_square")}
 
 
 def test_matrix_is_the_full_product() -> None:
@@ -36,9 +32,7 @@ def test_matrix_is_the_full_product() -> None:
 
 
 def test_half_of_the_matrix_sees_eps() -> None:
-    seen = [
-        case for case in MATRIX if 0.2 < case.eps / np.mean(np.square(make_inputs(case).x, dtype=float)) < 5
-    ]
+    seen = [case for case in MATRIX if 0.2 < case.eps / np.mean(np.square(make_inputs(case).x, dtype=float)) < 5]
     assert len(seen) == len(MATRIX) // 2
     assert {(case.casting_mode, case.offset, case.dtype, case.weight) for case in seen} == {
         (case.casting_mode, case.offset, case.dtype, case.weight) for case in MATRIX
@@ -47,9 +41,7 @@ def test_half_of_the_matrix_sees_eps() -> None:
 
 def test_ids_are_unique_and_name_every_axis() -> None:
     assert len({case.id for case in ALL}) == len(ALL)
-    case = Case(
-        "gemma", 0.5, "bfloat16", "float32", True, (3, 7, 41), 1e-6, dy_layout="heads", row_mode=False
-    )
+    case = Case("gemma", 0.5, "bfloat16", "float32", True, (3, 7, 41), 1e-6, dy_layout="heads", row_mode=False)
     assert case.id == "gemma-off0.5-bf16-wf32-inplace-3x7x41-normal-eps1e-06-xc-dyh-wc-block-s0"
 
 

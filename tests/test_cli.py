@@ -132,11 +132,14 @@ def backward(dy, x, w):
 """
 
 
-def test_a_deviating_candidate_in_the_working_directory_gives_1(tmp_path: Path) -> None:
+def test_a_deviating_candidate_in_the_working_directory_gives_1(
+    in_process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "wrong_norm.py").write_text(WRONG)
-    done = run("check", "wrong_norm", "--case", MATRIX_CELL, cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert "value: Y (1)" in done.stdout and f"{MATRIX_CELL}: value: y[" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = in_process("check", "wrong_norm", "--case", MATRIX_CELL)
+    assert code == 1
+    assert "value: Y (1)" in out and f"{MATRIX_CELL}: value: y[" in out
 
 
 @pytest.mark.torch

@@ -105,6 +105,28 @@ def test_the_exact_rate_is_demanded_where_no_enclosure_decides() -> None:
     assert "y[7]" in single and "at most 1 ulp" in single
 
 
+def test_a_result_within_the_tolerance_but_outside_the_enclosure_is_misrounded() -> None:
+    wanted = np.ones(4, np.float16)
+    got = wanted.copy()
+    got[2] = np.nextafter(np.float16(1), np.float16(0))
+    value = wanted.astype(np.longdouble)
+    bound = Bound(value, {"rounding": value}, "float16", (wanted, wanted))
+    (finding,) = Comparison("y", got, wanted, bound, "llama", exactness=False).findings()
+    assert (finding.check, finding.index, finding.ulps) == ("rounding", (2,), 1)
+    assert "rounding points of llama in 1 of 4" in finding.message
+    assert Comparison("y", wanted, wanted, bound, "llama", exactness=False).findings() == []
+
+
+@pytest.mark.parametrize(("got", "kind"), [(np.nan, "NaN"), (-np.inf, "infinity"), (1.0, "infinity"), (np.inf, None)])
+def test_the_pattern_of_an_infinite_result(got: float, kind: str | None) -> None:
+    wanted = np.full(3, np.inf, np.float32)
+    result = np.array([np.inf, got, np.inf], np.float32)
+    bound = Bound(wanted.astype(np.longdouble), {"rounding": np.ones(3, np.longdouble)}, "float32")
+    findings = Comparison("dx", result, wanted, bound, "llama", exactness=False).findings()
+    assert [(f.check, f.index) for f in findings] == ([] if kind is None else [("special", (1,))] * len(findings))
+    assert kind is None or kind in " ".join(map(str, findings))
+
+
 def test_where_bounds_do_not_apply_the_pattern_is_compared(judge: Callable[..., Verdict]) -> None:
     overflowing = next(c for c in COVERING if c.data == "huge" and c.dtype == "float16" and c.n_rows)
     case = dataclasses.replace(overflowing, casting_mode="none")  # x·x leaves float16

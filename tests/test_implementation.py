@@ -230,10 +230,7 @@ def test_what_cannot_be_expressed_is_unsupported_with_its_reason(candidate: Call
     fixed = candidate(torch.nn.functional.rms_norm, fixed_mode="gemma")
     assert fixed.run(CASE, inputs).unsupported == "no offset argument"
     assert candidate(lambda x, w, casting_mode: x).run(CASE, inputs).unsupported == "no eps argument"
-    assert (
-        candidate(lambda x, eps, offset, casting_mode: x).run(CASE, inputs).unsupported
-        == "no weight argument"
-    )
+    assert candidate(lambda x, eps, offset, casting_mode: x).run(CASE, inputs).unsupported == "no weight argument"
     llama = Case("llama", 0.0, "float32", "none", True, (2, 8), 1e-5)
     assert "computes gemma" in fixed.run(llama, make_inputs(llama)).unsupported
 
@@ -349,6 +346,5 @@ def test_layout_and_dtype_of_every_pair_reach_a_numpy_candidate(candidate: Calla
         case = Case("llama", 0, "float32", "same", True, (2, 3, 4), 1, x_layout=x_layout, dy_layout=dy_layout)
         run(implementation, case)
         assert seen[-2:] == [
-            tuple(4 * s for s in place(np.ones(case.shape), layout).strides)
-            for layout in (x_layout, dy_layout)
+            tuple(4 * s for s in place(np.ones(case.shape), layout).strides) for layout in (x_layout, dy_layout)
         ]
