@@ -42,7 +42,7 @@ class LigerRMSNormFunction(torch.autograd.Function):
         in_place: bool = True,
         row_mode: bool | None = None,
     ) -> torch.Tensor:
-        Y, RSTD = ops.rms_norm_forward(X, W, eps, offset, casting_mode, row_mode)
+        Y, RSTD = ops.forward(X, W, eps, offset, casting_mode, row_mode)
         ctx.save_for_backward(X, W, RSTD)
         ctx.settings = (eps, offset, casting_mode, row_mode)
         ctx.in_place = in_place
@@ -62,10 +62,10 @@ class LigerRMSNormFunction(torch.autograd.Function):
         elif torch.is_grad_enabled() and not compiling:  # create_graph: the gradients are differentiable themselves
             dX, dW = _RMSNormBackward.apply(dY, X, W, RSTD, eps, offset, casting_mode, row_mode, needs_dx, needs_dw)
         elif needs_dx and ctx.in_place and not compiling and _may_overwrite(dY, X, W):
-            dW = ops.rms_norm_backward_(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dw)
+            dW = ops.backward_(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dw)
             dX = dY
         else:
-            dX, dW = ops.rms_norm_backward(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dx, needs_dw)
+            dX, dW = ops.backward(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dx, needs_dw)
         return (dX if needs_dx else None, dW if needs_dw else None, None, None, None, None, None)
 
 
@@ -102,7 +102,7 @@ class _RMSNormBackward(torch.autograd.Function):
         needs_dx: bool,
         needs_dw: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        dX, dW = ops.rms_norm_backward(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dx, needs_dw)
+        dX, dW = ops.backward(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dx, needs_dw)
         ctx.save_for_backward(dY, X, W)
         ctx.settings = (eps, offset, RSTD.dtype)
         return dX if needs_dx else None, dW if needs_dw else None

@@ -67,7 +67,7 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_backward(dy, x, w, rstd, offset, casting_mode)
     if _uses_kernels(x):
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs_dx else None
+        dx = x.new_empty(x.shape) if needs_dx else None
         dw = launch.rms_norm_backward(
             dy,
             x,
@@ -141,7 +141,7 @@ def _eager_backward(
 
 def _or_empty(gradient: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     """An operator returns tensors only: an unneeded gradient is an empty one."""
-    return torch.empty(0, dtype=x.dtype, device=x.device) if gradient is None else gradient
+    return x.new_empty(0) if gradient is None else gradient
 
 
 def _forward_fake(
@@ -202,3 +202,62 @@ torch.library.register_fake("rmsnorm::rms_norm_backward_", _backward_fake_, lib=
 rms_norm_forward = torch.ops.rmsnorm.rms_norm_forward.default
 rms_norm_backward = torch.ops.rmsnorm.rms_norm_backward.default
 rms_norm_backward_ = torch.ops.rmsnorm.rms_norm_backward_.default
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def needs_dispatcher(x: torch.Tensor, w: torch.Tensor | None) -> bool:
+    """Whether a call must go through the dispatcher: subclasses, tracing, dispatch modes, other devices.
+
+    For plain tensors of which nobody keeps a record it only costs host time, twice that of a launch.
+    """
+    return (
+        type(x) not in _PLAIN
+        or (w is not None and type(w) not in _PLAIN)
+        or not (x.is_cuda or x.is_cpu)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch.compiler.is_compiling()
+    )
+
+
+def forward(
+    x: torch.Tensor, w: torch.Tensor | None, eps: float, offset: float, casting_mode: str, row_mode: bool | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """rms_norm_forward by the shortest way."""
+    run = rms_norm_forward if needs_dispatcher(x, w) else _forward
+    return run(x, w, eps, offset, casting_mode, row_mode)
+
+
+def backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    rstd: torch.Tensor,
+    offset: float,
+    casting_mode: str,
+    row_mode: bool | None,
+    needs_dx: bool,
+    needs_dw: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """rms_norm_backward by the shortest way."""
+    run = rms_norm_backward if needs_dispatcher(x, w) or type(dy) not in _PLAIN else _backward
+    return run(dy, x, w, rstd, offset, casting_mode, row_mode, needs_dx, needs_dw)
+
+
+def backward_(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    rstd: torch.Tensor,
+    offset: float,
+    casting_mode: str,
+    row_mode: bool | None,
+    needs_dw: bool,
+) -> torch.Tensor:
+    """rms_norm_backward_ by the shortest way; dy is a plain tensor."""
+    if needs_dispatcher(x, w):
+        return rms_norm_backward_(dy, x, w, rstd, offset, casting_mode, row_mode, needs_dw)
+    dw = _backward_(dy, x, w, rstd, offset, casting_mode, row_mode, needs_dw)
+    torch.autograd.graph.increment_version(dy)  # as the dispatcher does for an argument that is written
+    return dw

@@ -81,3 +81,11 @@ def test_an_unneeded_gradient_is_none_and_the_other_keeps_its_bits(device: str, 
     (needed,) = set("xw") - {frozen}
     assert leaves[frozen].grad is None
     assert torch.equal(leaves[needed].grad, wanted[needed])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_writing_over_dy_counts_as_a_new_version(device: str) -> None:
+    x, w, dy = inputs(device)
+    version = dy._version
+    gradients(x, w, dy, in_place=True)
+    assert dy._version > version, "a graph that saved dY would not notice"
