@@ -7,7 +7,19 @@ after, so that on a CPU the bits are theirs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+
+RowMean = Callable[[torch.Tensor], torch.Tensor]  # (..., n_cols) -> (..., 1)
+
+
+def _mean(t: torch.Tensor) -> torch.Tensor:
+    return t.mean(-1, keepdim=True)
+
+
+def _sum_over_count(t: torch.Tensor) -> torch.Tensor:
+    return t.sum(-1, keepdim=True) / t.shape[-1]
 
 
 def _shifted_weight(
@@ -27,15 +39,19 @@ def rms_norm_forward(
     offset: float,
     casting_mode: str,
     c_dtype: torch.dtype,
+    row_mean: RowMean = _mean,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """y, like x, and rstd, x.shape[:-1] in c_dtype, the compute dtype. x: (..., n_cols); w: (n_cols,) or None."""
+    """y, like x, and rstd, x.shape[:-1] in c_dtype, the compute dtype. x: (..., n_cols); w: (n_cols,) or None.
+
+    row_mean: the mean over a row, of which x may hold a part only.
+    """
     rounds_all = casting_mode == "none"
 
     def round_all(value: torch.Tensor) -> torch.Tensor:
         return value.to(x.dtype).to(c_dtype) if rounds_all else value
 
     x_c = x.to(c_dtype)
-    mean_square = round_all(round_all(x_c.pow(2)).mean(-1, keepdim=True))
+    mean_square = round_all(row_mean(round_all(x_c.pow(2))))
     rstd = round_all(torch.rsqrt(round_all(mean_square + eps)))
     x_hat = x_c * rstd
     if casting_mode != "gemma":
@@ -55,21 +71,21 @@ def rms_norm_backward(
     casting_mode: str,
     needs_dx: bool,
     needs_dw: bool,
+    row_mean: RowMean = _sum_over_count,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """dx, like x, and dw, like w; each None where it is not needed. The compute dtype is rstd's."""
     c_dtype = rstd.dtype
-    n_cols = x.shape[-1]
     x_c, dy_c, rstd = x.to(c_dtype), dy.to(c_dtype), rstd.unsqueeze(-1)
     x_hat = x_c * rstd
     dx = dw = None
     if needs_dx:
         m = dy_c if w is None else dy_c * _shifted_weight(w, offset, casting_mode, x.dtype, c_dtype)
-        projection = (m * x_c).sum(-1, keepdim=True) / n_cols * rstd
+        projection = row_mean(m * x_c) * rstd
         dx = (rstd * (m - x_hat * projection)).to(x.dtype)
     if needs_dw and w is not None:
         if casting_mode != "gemma":
             x_hat = x_hat.to(x.dtype).to(c_dtype)
-        dw = (dy_c * x_hat).reshape(-1, n_cols).sum(0).to(w.dtype)
+        dw = (dy_c * x_hat).reshape(-1, x.shape[-1]).sum(0).to(w.dtype)
     return dx, dw
 
 

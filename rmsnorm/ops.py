@@ -22,9 +22,8 @@ _LIBRARY.define(
     "rms_norm_forward(Tensor x, Tensor? w, float eps, float offset, str casting_mode, bool? row_mode)"
     " -> (Tensor, Tensor)"
 )
-_LIBRARY.define(
-    f"rms_norm_backward(Tensor dy, {_BACKWARD_ARGUMENTS}, bool needs_dx, bool needs_dw) -> (Tensor, Tensor)"
-)
+# needs_dx and needs_dw are bools in type int: DTensor remembers a sharding by the tensors and what follows an int.
+_LIBRARY.define(f"rms_norm_backward(Tensor dy, {_BACKWARD_ARGUMENTS}, int needs_dx, int needs_dw) -> (Tensor, Tensor)")
 _LIBRARY.define(f"rms_norm_backward_(Tensor(a!) dy, {_BACKWARD_ARGUMENTS}, bool needs_dw) -> Tensor")
 
 
