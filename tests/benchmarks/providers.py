@@ -6,7 +6,8 @@ peer that is not installed is left out, with the reason.
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,11 +28,20 @@ class Provider:
 
     def missing(self, device: str) -> str | None:
         """Why the provider cannot run, or None."""
-        if importlib.util.find_spec(self.module) is None:
-            return f"{self.module} is not installed"
+        if (reason := _import_error(self.module)) is not None:
+            return reason
         if self.needs_cuda and device != "cuda":
             return "needs a CUDA GPU"
         return None
+
+
+@functools.cache
+def _import_error(module: str) -> str | None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:  # the package or something that it needs
+        return f"{module} cannot be imported: {error}"
+    return None
 
 
 class HuggingFaceRMSNorm(nn.Module):
@@ -87,6 +97,6 @@ PROVIDERS = (
     Provider("huggingface", HuggingFaceRMSNorm),
     Provider("torch.nn.RMSNorm", _torch),
     Provider("torch.compile", _compiled, needs_cuda=True),
-    Provider("liger-kernel", _liger_kernel, module="liger_kernel", needs_cuda=True),
-    Provider("quack", _quack, module="quack", needs_cuda=True),
+    Provider("liger-kernel", _liger_kernel, module="liger_kernel.transformers.rms_norm", needs_cuda=True),
+    Provider("quack", _quack, module="quack.rmsnorm", needs_cuda=True),
 )
