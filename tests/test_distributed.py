@@ -142,7 +142,7 @@ def dtensor_under_compile(device: str) -> None:
     from rmsnorm import LigerRMSNorm
 
     mesh = dist.init_device_mesh(device, (dist.get_world_size(),))
-    x, dy = random(4, 3, H, device=device), random(4, 3, H, device=device).flip(0)
+    x, dy = random(4, 5, H, device=device), random(4, 5, H, device=device).flip(0)
     norm = LigerRMSNorm(H, EPS, OFFSET, device=device)
     wanted = single(x, norm.weight, dy)
     norm.weight = nn.Parameter(distribute_tensor(norm.weight.detach(), mesh, [Replicate()]))
@@ -217,7 +217,7 @@ def sequence_parallel_trains_as_one_process_does(device: str) -> None:
     parallelize_module(model, mesh, {"0": SequenceParallel()})
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, model)]
     for step in range(20):
-        x = torch.randn(2, 3, H, generator=torch.Generator().manual_seed(step)).to(device)  # 3 rows: uneven shards
+        x = torch.randn(2, 5, H, generator=torch.Generator().manual_seed(step)).to(device)  # 5 rows: uneven shards
         before = alone.weight.detach().clone()
         y = model(distribute_tensor(x, mesh, [Shard(1)]))
         assert y.placements == (Shard(1),)
