@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -68,6 +69,13 @@ def test_the_summary_takes_the_worst_and_pools_the_rates() -> None:
     assert llama.worst == {"y": report.Worst(7.5, 24, 32), "dw": report.Worst(0.75, 31, 32)}
     assert (gemma.failed, gemma.unsupported) == (0, 1)
     assert gemma.worst["y"].exact_rate is None
+
+
+def test_a_weight_of_another_dtype_counts_for_the_ratio_alone() -> None:
+    case = dataclasses.replace(LLAMA, weight="float32")
+    other = Verdict(case, measures={"dw": measure(0.875, exact=3)})
+    (row,) = report.summarize([verdicts()[0], other])
+    assert row.worst["dw"] == report.Worst(0.875, 15, 16)
 
 
 def test_markdown() -> None:
