@@ -212,11 +212,11 @@ def needs_dispatcher(x: torch.Tensor, w: torch.Tensor | None) -> bool:
     For plain tensors of which nobody keeps a record it only costs host time, twice that of a launch.
     """
     return (
-        type(x) not in _PLAIN
+        torch.compiler.is_compiling()  # first: Dynamo knows the answer, and cannot trace the last question
+        or type(x) not in _PLAIN
         or (w is not None and type(w) not in _PLAIN)
         or not (x.is_cuda or x.is_cpu)
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch.compiler.is_compiling()
     )
 
 
@@ -240,7 +240,8 @@ def backward(
     needs_dw: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """rms_norm_backward by the shortest way."""
-    run = rms_norm_backward if needs_dispatcher(x, w) or type(dy) not in _PLAIN else _backward
+    direct = not needs_dispatcher(x, w) and type(dy) in _PLAIN and not torch._C._functorch.is_legacy_batchedtensor(dy)
+    run = _backward if direct else rms_norm_backward  # a batch of dY, of is_grads_batched, is no plain tensor either
     return run(dy, x, w, rstd, offset, casting_mode, row_mode, needs_dx, needs_dw)
 
 
