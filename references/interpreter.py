@@ -24,9 +24,7 @@ def install() -> bool:
 
     if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
         if "rmsnorm.kernels" in sys.modules:
-            raise RuntimeError(
-                "the interpreter must be chosen before rmsnorm is imported: set TRITON_INTERPRET=1"
-            )
+            raise RuntimeError("the interpreter must be chosen before rmsnorm is imported: set TRITON_INTERPRET=1")
         os.environ["TRITON_INTERPRET"] = "1"
     if os.environ.get("TRITON_INTERPRET") != "1":
         return False

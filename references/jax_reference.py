@@ -88,17 +88,22 @@ def _compute_dtype(x: jax.Array, w: jax.Array | None) -> tuple[jax.Array, jax.Ar
     return x.astype(compute), None if w is None else w.astype(compute)
 
 
+@jax.custom_jvp
+def _with_derivative_of(smooth: jax.Array, value: jax.Array) -> jax.Array:
+    """A value whose derivative is that of another one."""
+    return value
+
+
+_with_derivative_of.defjvp(lambda primals, tangents: (primals[1], tangents[0]))
+
+
 def _rms_norm(
     x: jax.Array, w: jax.Array | None, storage: Any, eps: float, offset: float, casting_mode: str
 ) -> tuple[jax.Array, jax.Array]:
     """Y before its last rounding, and RSTD, from x and w in the compute dtype; storage is x's own."""
 
-    def with_derivative_of(smooth: jax.Array, value: jax.Array) -> jax.Array:
-        straight = smooth + jax.lax.stop_gradient(value - smooth)  # exact for neighbours
-        return jnp.where(jnp.isfinite(smooth), straight, value)
-
     def to_storage(value: jax.Array) -> jax.Array:
-        return with_derivative_of(value, jax.lax.stop_gradient(value).astype(storage).astype(value.dtype))
+        return _with_derivative_of(value, jax.lax.stop_gradient(value).astype(storage).astype(value.dtype))
 
     def as_is(value: jax.Array) -> jax.Array:
         return value
@@ -113,7 +118,8 @@ def _rms_norm(
         # The slope of 1/√v is taken where RSTD was rounded to, as the specification's dX takes it.
         fixed = jax.lax.stop_gradient(rstd)
         there = 1.0 / fixed**2 + (variance - jax.lax.stop_gradient(variance))
-        rstd = with_derivative_of(1.0 / jnp.sqrt(there), fixed)
+        there = jnp.where(jnp.isfinite(variance), there, variance)
+        rstd = _with_derivative_of(1.0 / jnp.sqrt(there), fixed)
     y = round_x_hat(x * rstd)
     if w is not None:
         scale = round_all(w + offset)

@@ -70,14 +70,25 @@ def _widen(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+class _Unseen(torch.autograd.Function):
+    """A value that replaces another one without the tape's seeing it: the derivative is the other one's."""
+
+    @staticmethod
+    def forward(ctx, value, smooth):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad
+
+
 def _rms_norm(
     x: Tensor, w: Tensor | None, storage: torch.dtype, eps: float, offset: float, casting_mode: str
 ) -> tuple[Tensor, Tensor]:
     """Y before its last rounding, and RSTD, from x and w in the compute dtype; storage is x's own."""
 
     def unseen(value: Tensor, smooth: Tensor) -> Tensor:
-        straight = smooth + (value - smooth).detach()  # exact for neighbours, and the tape sees smooth alone
-        return torch.where(smooth.isfinite(), straight, value)
+        return _Unseen.apply(value.detach(), smooth)
 
     def cast(value: Tensor) -> Tensor:
         return unseen(value.detach().to(storage).to(value.dtype), value)
@@ -97,6 +108,7 @@ def _rms_norm(
         rounded = cast(rstd).detach()
         # The slope of 1/√v is taken where RSTD was rounded to, as the specification's dX takes it.
         there = rounded.square().reciprocal() + (variance - variance.detach())
+        there = torch.where(variance.isfinite(), there, variance)
         rstd = unseen(rounded, there.sqrt().reciprocal())
     x_hat = x * rstd
     if everywhere or casting_mode == "llama":
