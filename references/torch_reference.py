@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -74,12 +76,12 @@ class _Unseen(torch.autograd.Function):
     """A value that replaces another one without the tape's seeing it: the derivative is the other one's."""
 
     @staticmethod
-    def forward(ctx, value, smooth):
+    def forward(ctx: Any, value: Tensor, smooth: Tensor) -> Tensor:
         return value.clone()
 
     @staticmethod
-    def backward(ctx, grad):
-        return None, grad
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, grads[0]
 
 
 def _rms_norm(
