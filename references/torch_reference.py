@@ -8,7 +8,6 @@ the value and not the derivative, which sees the identity.
 from __future__ import annotations
 
 import math
-
 from typing import Any
 
 import torch
