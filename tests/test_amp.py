@@ -26,7 +26,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.mark.parametrize("casting_mode", MODES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 def test_autocast_changes_no_bit(device: str, dtype: torch.dtype, casting_mode: str) -> None:
     x, dy = (torch.randn(3, H, device=device, dtype=dtype) for _ in range(2))
     w = torch.randn(H, device=device)

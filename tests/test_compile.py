@@ -75,7 +75,7 @@ def test_values_and_gradients_are_eager_ones(device: str, casting_mode: str, off
     assert_same_bits(gradients(compiled, x, w, dy), gradients(function, x, w, dy))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("weighted", [True, False])
 def test_every_dtype_compiles(device: str, dtype: torch.dtype, weighted: bool) -> None:
     # eps and offset are no float32 numbers: neither may become one in a float64 graph.

@@ -59,7 +59,7 @@ class SomeRMSNorm(nn.Module):
         return (wide * weight).to(x.dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("mode", ["llama", "gemma", "none"])
 def test_settings_are_found_by_running_it(device: str, mode: str, offset: float, dtype: torch.dtype) -> None:
@@ -70,7 +70,7 @@ def test_settings_are_found_by_running_it(device: str, mode: str, offset: float,
 
 
 @pytest.mark.parametrize("fault", ["centred", "grouped", "eps outside", "l2", "wide output"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_other_computations_are_kept(device: str, fault: str, dtype: torch.dtype) -> None:
     model = nn.Sequential(SomeRMSNorm(fault=fault).to(device, dtype))
     original = model[0]

@@ -29,7 +29,7 @@ def bit_patterns() -> np.ndarray:
     return np.concatenate([values, ties, np.array([3.4e38, 1e-38, 1e-40, -1e-40], np.float32)])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_rounds_to_nearest_even(dtype: torch.dtype) -> None:
     values = bit_patterns()
     values = values[~np.isnan(values)]

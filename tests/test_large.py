@@ -55,7 +55,7 @@ def test_many_rows(n_rows: int, n_cols: int, row_mode: bool) -> None:
     assert_within(bounds_of(x, w, dy), y=y, dx=dx, dw=dw)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("n_cols", [53248, 65536])
 def test_very_wide_rows(n_cols: int, dtype: torch.dtype) -> None:
     x, dy, w = random(40, n_cols, dtype=dtype), random(40, n_cols, dtype=dtype, seed=1), random(n_cols, dtype=dtype)

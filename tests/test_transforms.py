@@ -61,7 +61,7 @@ def test_second_derivative_with_one_frozen_input(device: str, frozen: str, casti
     assert torch.autograd.gradgradcheck(lambda x, w: norm(x, w, casting_mode).sin(), (x, w))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_vmap_has_the_bits_of_one_sample_at_a_time(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, casting_mode: str
 ) -> None:
@@ -85,7 +85,7 @@ def test_vmap_has_the_bits_of_one_sample_at_a_time(
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_vmap_over_weights_stays_within_the_derived_bounds(device: str, dtype: torch.dtype, casting_mode: str) -> None:
     x, weights = torch.randn(4, 6, 33, device=device).to(dtype), torch.randn(4, 33, device=device).to(dtype)
     mapped = func.vmap(lambda x, w: norm(x, w, casting_mode))(x, weights)
@@ -97,7 +97,7 @@ def test_vmap_over_weights_stays_within_the_derived_bounds(device: str, dtype: t
         assert not bound.misrounded(arrays.to_numpy(y)).any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_vjp_stays_within_the_derived_bounds(device: str, dtype: torch.dtype, casting_mode: str) -> None:
     x, dy = (torch.randn(6, 33, device=device).to(dtype) for _ in range(2))
     w = torch.randn(33, device=device)
@@ -111,7 +111,7 @@ def test_vjp_stays_within_the_derived_bounds(device: str, dtype: torch.dtype, ca
         assert not bounds[name].misrounded(got).any(), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_jvp_is_the_transpose_of_vjp(device: str, dtype: torch.dtype, casting_mode: str) -> None:
     x = torch.randn(3, H, device=device).to(dtype)
     w = torch.randn(H, device=device).to(dtype)

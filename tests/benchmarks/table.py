@@ -161,7 +161,8 @@ first; ours must conform.
 def page(source: Path) -> str:
     times, rest, data = load(source)
     gpu = data["machine_info"].get("gpu", {})
-    about = f"One {gpu.get('name')}; {gpu.get('versions')}; commit {data['commit_info']['id'][:12]}; {data['datetime'][:10]}."
+    commit = data["commit_info"]["id"][:12]
+    about = f"One {gpu.get('name')}; {gpu.get('versions')}; commit {commit}; {data['datetime'][:10]}."
     parts = [
         ["# Performance", "", about, PROSE],
         summary(times),
