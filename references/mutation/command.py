@@ -1,0 +1,42 @@
+"""`rmsnorm-verify mutants`: run the mutants, show progress, tell what killed each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from references.mutation import catalogue, runner
+from references.mutation.runner import Result
+
+
+def mutants(console: Console, only: list[str] | None, device: str, json_file: Path | None, sample: bool = False) -> int:
+    """Print `killed K of N`, the survivors, and for each kill what killed it with which margin.
+
+    Returns:
+        The exit status: 0 where every fault is dead and every control alive, 1 otherwise, 2 for an unknown id.
+    """
+    if not (runner.CHECKOUT / "tests").is_dir():
+        console.print("mutants are a tool of the checkout: the tests are not here", style="red")
+        return 2
+    try:
+        selected = catalogue.select(list(catalogue.SAMPLE) if sample else only, device)
+    except KeyError as error:
+        console.print(f"no mutant {error.args[0]!r}", style="red")
+        return 2
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("mutants", total=len(selected))
+
+        def show(result: Result) -> None:
+            progress.console.print(str(result), highlight=False, markup=False)
+            progress.advance(task)
+
+        results = runner.run(selected, device, show)
+    for line in runner.conclusion(results):
+        console.print(line, highlight=False, markup=False)
+    if json_file:
+        json_file.write_text(json.dumps(runner.as_json(results), indent=1))
+    return 0 if all(result.as_expected for result in results) else 1

@@ -1,0 +1,75 @@
+"""Faults that compiled kernels alone can show."""
+
+from __future__ import annotations
+
+from references.mutation.mutant import CELLS, Mutant
+
+KERNELS, LAUNCH, LAUNCHER = "rmsnorm/kernels.py", "rmsnorm/launch.py", "rmsnorm/launcher.py"
+TEST_LAUNCH = "tests/test_launch.py"
+
+
+def _fault(
+    id: str, file: str, old: str, new: str, fault: str, noticed_by: str = CELLS, equivalent: str | None = None
+) -> Mutant:
+    return Mutant(id, file, old, new, fault, noticed_by, gpu_only=True, equivalent=equivalent)
+
+
+# Of verification.md's seventeen: G02 to G07 and G12 to G17 show on a CPU too and stand with the other faults.
+MUTANTS = (
+    _fault(
+        "G01",
+        LAUNCHER,
+        '{"num_warps": num_warps,',
+        '{"num_warps": 32,',
+        "none",
+        equivalent="lanes beyond the tile hold copies, which Triton's reductions and stores leave out",
+    ),
+    _fault(
+        "G08",
+        KERNELS,
+        "result = tl.div_rn(tl.full(value.shape, 1.0, tl.float32), tl.sqrt_rn(value))",
+        "result = tl.rsqrt(value)",
+        "the reciprocal root is approximate and flushes subnormal values",
+        "tests/test_hard_inputs.py",
+    ),
+    _fault(
+        "G09",
+        LAUNCHER,
+        "elif device == torch.cuda.current_device():",
+        "elif device >= 0:",
+        "kernels run on the current device, not the tensor's",
+        "tests/test_large.py",
+    ),
+    _fault(
+        "G10",
+        LAUNCH,
+        "variant = _forward_variant(config, dtype, w_dtype,",
+        "variant = _forward_variant(config, dtype, w_dtype and dtype,",
+        "the variant does not know w's dtype",
+        TEST_LAUNCH,
+    ),
+    _fault(
+        "G11",
+        LAUNCHER,
+        "            n_programs,\n            1,\n            1,\n",
+        "            1,\n            n_programs,\n            1,\n",
+        "programs lie along the grid's second axis",
+        TEST_LAUNCH,
+    ),
+    _fault(
+        "G18",
+        KERNELS,
+        "quotient = tl.div_rn(numerator, tl.cast(denominator, tl.float32))",
+        "quotient = numerator / denominator",
+        "the mean is an approximate quotient",
+        "tests/test_hard_inputs.py",
+    ),
+    _fault(
+        "G19",
+        LAUNCHER,
+        "driver.active.get_current_stream(device),",
+        "0,",
+        "kernels run on the default stream",
+        TEST_LAUNCH,
+    ),
+)

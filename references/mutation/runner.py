@@ -1,0 +1,161 @@
+"""Run mutants: each on a scratch copy of the checkout, in a child process of its own, two at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from references.mutation.mutant import Mutant
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+COPIED = ("rmsnorm", "references", "tests", "conftest.py", "pyproject.toml")
+TIMEOUT = 900.0  # seconds for one mutant; each test and the cells have their own, shorter limit
+ALL = 99  # stages
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Result:
+    """status: "killed", "survived" or "broken" (the mutant does not import: it shows nothing)."""
+
+    mutant: Mutant
+    status: str
+    stage: str | None
+    by: str | None
+    where: str | None
+    margin: float | None
+    text: str | None
+    seconds: float
+
+    @property
+    def as_expected(self) -> bool:
+        return self.status == ("survived" if self.mutant.equivalent else "killed")
+
+    def __str__(self) -> str:
+        head = f"{self.mutant.id:5} {self.status:8} {self.seconds:5.1f} s  {self.mutant.fault}"
+        if self.by is None:
+            return head
+        margin = f", {self.margin:.3g} of the tolerance" if self.margin is not None else ""
+        return f"{head}\n      {self.by}{margin}: {self.where}: {(self.text or '')[:160]}"
+
+
+class _Worker:
+    """One fork server and the line to it."""
+
+    def __init__(self, device: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+        if device == "cpu":
+            environment["TRITON_INTERPRET"] = "1"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "references.mutation.forkserver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=CHECKOUT,
+        )
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the fork server ended with {self._process.wait()}")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+def run(
+    mutants: Iterable[Mutant],
+    device: str = "cpu",
+    on_result: Callable[[Result], object] = lambda result: None,
+    *,
+    workers: int = WORKERS,
+    depth: int = ALL,
+) -> list[Result]:
+    """Judge every mutant.
+
+    Args:
+        mutants: which.
+        device: "cpu" (Triton's interpreter) or "cuda".
+        on_result: told of each result as it comes.
+        workers: how many run at a time.
+        depth: how many stages a mutant goes through at most: 1 is the check that should notice it.
+    """
+    local, servers = threading.local(), []
+
+    def judge(mutant: Mutant) -> Result:
+        if not hasattr(local, "worker"):
+            local.worker = _Worker(device)
+            servers.append(local.worker)
+        result = _judge(mutant, local.worker, device, depth)
+        on_result(result)
+        return result
+
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(judge, mutants))
+    finally:
+        for server in servers:
+            server.close()
+
+
+def _judge(mutant: Mutant, worker: _Worker, device: str, depth: int) -> Result:
+    with tempfile.TemporaryDirectory(prefix=f"mutant-{mutant.id}-", ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        copy_checkout(scratch)
+        mutant.apply(scratch)
+        request = {
+            "scratch": folder,
+            "checkout": str(CHECKOUT),
+            "noticed_by": mutant.noticed_by,
+            "device": device,
+            "timeout": TIMEOUT,
+            # A control shows no false alarm in three stages: the whole suite runs unmutated elsewhere.
+            "depth": depth if mutant.equivalent is None else min(depth, 3),
+        }
+        answer = worker.ask(request)
+    kill = answer["kill"] or {}
+    fields = {name: kill.get(name) for name in ("by", "where", "margin", "text")}
+    return Result(mutant, answer["status"], answer["stage"], **fields, seconds=answer["seconds"])
+
+
+def copy_checkout(target: Path) -> None:
+    """What a mutant and its judge need, without caches."""
+    for name in COPIED:
+        source = CHECKOUT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "benchmarks"))
+        else:
+            shutil.copy(source, target / name)
+
+
+def conclusion(results: list[Result]) -> list[str]:
+    """`killed K of N`, then what is not as expected."""
+    faults = [result for result in results if result.mutant.equivalent is None]
+    controls = [result for result in results if result.mutant.equivalent is not None]
+    lines = [f"killed {sum(r.status == 'killed' for r in faults)} of {len(faults)}"]
+    if controls:
+        kept = sum(r.status == "survived" for r in controls)
+        lines.append(f"equivalent: {kept} of {len(controls)} survived, as they must")
+    return lines + [str(result) for result in results if not result.as_expected]
+
+
+def as_json(results: list[Result]) -> list[dict[str, Any]]:
+    return [asdict(result) for result in results]

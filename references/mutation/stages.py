@@ -1,0 +1,226 @@
+"""What judges one mutant, in a child process whose working directory is the scratch copy: cheap checks first.
+
+A stage returns how it noticed the fault, or None. The mutant's own stage comes first, then all the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from references import conformance
+from references.cases import Case
+from references.comparison import Finding
+from references.implementation import load
+from references.mutation import static_rules, vote
+from references.mutation.mutant import CELLS, STATIC, VOTE
+
+PATIENCE = 60  # seconds for one test or all cells: ten times what the slowest takes
+TARGET = "rmsnorm:liger_rms_norm"
+SUITE = (  # in the order of what they cost
+    "tests/test_host_contract.py",
+    "tests/test_errors.py",
+    "tests/test_in_place.py",
+    "tests/test_module.py",
+    "tests/test_launch.py",
+    "tests/test_tiles.py",
+    "tests/test_eager_cells.py",
+    "tests/test_gradcheck.py",
+    "tests/test_properties.py",
+    "tests/test_hard_inputs.py",
+)
+MODULES = ("rmsnorm", "rmsnorm.launch", "references.conformance")
+
+
+class Kill(dict[str, Any]):
+    """How a fault was noticed: by (kind of check), where, margin, text."""
+
+
+def static(device: str) -> Kill | None:
+    for text in static_rules.violations_in(Path.cwd()):
+        return Kill(by="static rules", where=text, margin=None, text=text)
+    return None
+
+
+def judged_cells() -> list[Case]:
+    """Cells in which most faults show, the telling ones first."""
+    telling = [
+        Case(mode, offset, dtype, weight, in_place, (2, 4, 41), eps)
+        for mode, offset, dtype, weight, in_place, eps in (
+            ("llama", 0.5, "bfloat16", "same", False, 0.7),
+            ("gemma", 0.5, "bfloat16", "same", True, 0.7),
+            ("none", 0.5, "bfloat16", "same", False, 0.7),
+            ("gemma", 1.0, "float32", "same", False, 0.7),
+            ("llama", 0.5, "float64", "same", False, 0.7),
+            ("gemma", 0.5, "bfloat16", "none", True, 0.7),
+            ("llama", 0.5, "bfloat16", "float32", False, 1e-6),
+            ("none", 0.5, "float16", "same", True, 0.7),
+        )
+    ]
+    rows = [
+        Case(mode, 0.5, dtype, "same", False, (16, 200), 0.7, row_mode=row_mode)
+        for mode, dtype, row_mode in (
+            ("llama", "bfloat16", True),
+            ("gemma", "bfloat16", False),
+            ("gemma", "float64", False),
+            ("llama", "float16", None),
+        )
+    ]
+    # Three columns: in a longer row roundings of squares average out and the mean swallows them.
+    rows.append(Case("none", 0.5, "bfloat16", "same", False, (64, 3), 0.7, row_mode=False))
+    data = [
+        Case("llama", 0.5, dtype, "same", True, (3, 17), 1e-6, data=kind)
+        for dtype, kind in (
+            ("float32", "huge"),
+            ("float32", "tiny"),
+            ("bfloat16", "non_finite"),
+            ("float32", "zero_rows"),
+        )
+    ]
+    layouts = [
+        Case("llama", 0.5, "float32", "same", in_place, (2, 5, 24), 0.7, x_layout=x, dy_layout=dy, w_layout=w)
+        for in_place, x, dy, w in (
+            (True, "row_strided", "column_strided", "column_strided"),
+            (True, "transposed", "expanded", "misaligned"),
+            (False, "heads", "transposed", "contiguous"),
+        )
+    ]
+    return [*telling, *rows, *data, *layouts, Case("llama", 0.5, "float32", "same", True, (0, 16), 1e-6)]
+
+
+def judge_cells(device: str) -> Kill | None:
+    implementation = load(TARGET, device=device)
+    for case in judged_cells():
+        verdict = conformance.check(implementation, case)
+        if verdict.status != "pass":
+            finding = strongest(verdict.findings)
+            return Kill(
+                by=CHECKS.get(finding.check, finding.check), where=case.id, margin=finding.ratio, text=str(finding)
+            )
+    return None
+
+
+CHECKS = {
+    "value": "tolerance",
+    "exact": "exactness",
+    "rounding": "enclosure",
+    "special": "special values",
+    "run": "error",
+}
+
+
+def strongest(findings: list[Finding]) -> Finding:
+    """The finding with the largest margin; one that is no matter of degree goes first."""
+    order = {"run": 4, "dtype": 4, "shape": 4, "special": 3, "contract": 3}
+
+    def strength(finding: Finding) -> tuple[int, float]:
+        ratio = finding.ratio if finding.ratio is not None and finding.ratio == finding.ratio else 0.0
+        return (3 if ratio >= 2 else order.get(finding.check, 1), ratio)
+
+    return max(findings, key=strength)
+
+
+def outvote(device: str) -> Kill | None:
+    named, why = vote.odd_one_out(vote.cases())
+    return Kill(by="vote", where=named, margin=None, text=why) if named else None
+
+
+def suite(selection: str) -> Callable[[str], Kill | None]:
+    """A stage of pytest's: the first failing test of "path" or "path::name", perhaps with " -k expression"."""
+    node, _, expression = selection.partition(" -k ")
+
+    def stage(device: str) -> Kill | None:
+        import pytest
+
+        recorder = _Recorder()
+        mark = "gpu" if device == "cuda" else "not gpu and not slow and not mutation"
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", mark, f"--timeout={PATIENCE}"]
+        options += ["--rootdir", os.getcwd(), "-k", expression]
+        code = pytest.main([*options, node], plugins=[recorder])
+        if recorder.kill is None and code not in (0, 5):
+            raise RuntimeError(f"pytest ended with {code} for {selection}")
+        return recorder.kill
+
+    return stage
+
+
+class _Recorder:
+    kill: Kill | None = None
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and self.kill is None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            text = crash.message if crash else str(report.longrepr)
+            self.kill = Kill(
+                by="timeout" if "Timeout" in text[:20] else "test",
+                where=report.nodeid,
+                margin=None,
+                text=text.splitlines()[0] if text else "",
+            )
+
+
+def stages(noticed_by: str) -> Iterator[tuple[str, Callable[[str], Kill | None]]]:
+    """(name, stage): first that of the mutant, then the rest."""
+    everything: dict[str, Callable[[str], Kill | None]] = {STATIC: static, CELLS: judge_cells, VOTE: outvote}
+    everything |= {path: suite(path) for path in SUITE if Path(path).exists()}
+    yield noticed_by, everything.pop(noticed_by) if noticed_by in everything else suite(noticed_by)
+    yield from everything.items()
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """TimeoutError after so many seconds; 0 sets no limit (pytest has its own)."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError(f"did not end in {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def judge(noticed_by: str, device: str, result: Path, depth: int) -> None:
+    """Write {status, kill, stage, seconds} to `result`: "killed", "survived", or "broken" where nothing imports.
+
+    Only the first `depth` stages are run.
+    """
+    started = time.perf_counter()
+    outcome: dict[str, Any] = {"status": "survived", "stage": None, "kill": None}
+    try:
+        from references import interpreter
+
+        interpreter.install()
+        for module in MODULES:
+            importlib.import_module(module)
+        for name, stage in itertools.islice(stages(noticed_by), depth):
+            result.with_suffix(".stage").write_text(name)
+            try:
+                with limited(PATIENCE if name in (STATIC, CELLS, VOTE) else 0):
+                    kill = stage(device)
+            except TimeoutError as error:
+                kill = Kill(by="timeout", where=name, margin=None, text=str(error))
+            except ImportError as error:
+                outcome = {"status": "broken", "stage": name, "kill": Kill(by="import error", text=str(error))}
+                break
+            except Exception as error:  # a crash of the mutant outside of a candidate's guard
+                kill = Kill(by="crash", where=name, margin=None, text=f"{type(error).__name__}: {error}")
+            if kill:
+                outcome = {"status": "killed", "stage": name, "kill": kill}
+                break
+    except Exception as error:
+        outcome = {"status": "broken", "stage": None, "kill": Kill(by="import error", text=repr(error))}
+    outcome["seconds"] = time.perf_counter() - started
+    with contextlib.suppress(TypeError):
+        result.write_text(json.dumps(outcome))

@@ -1,0 +1,169 @@
+"""What host code promises and no value shows: keys of compiled launches, work that is not done, limits, versions."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+from rmsnorm import config, launch, launcher, liger_rms_norm, ops  # noqa: E402
+from rmsnorm.config import Processors  # noqa: E402
+
+H200 = Processors(count=132, shared_memory=232448, cooperative=True)
+
+
+def test_the_launch_key_tells_apart_what_is_compiled_apart() -> None:
+    pointers = [0, 16, 32, None]
+    keys = {launcher._key(0, pointers, (5, 7))}
+    for other in ([8, 16, 32, None], [0, 24, 32, None], [0, 16, 40, None], [8, 24, 32, None], [0, 24, 40, None]):
+        keys.add(launcher._key(0, other, (5, 7)))
+    for integers in ((2**31, 7), (5, 2**31), (2**31, 2**31)):
+        keys.add(launcher._key(0, pointers, integers))
+    keys.add(launcher._key(1, pointers, (5, 7)))
+    assert len(keys) == 10
+    assert launcher._key(0, pointers, (2**31 - 1, 3)) == launcher._key(0, [160, 1600, 64, None], (1, 2))
+
+
+def test_contraction_is_pinned() -> None:
+    variant = launcher.Variant(None, (), num_warps=4)
+    assert variant._options == {"num_warps": 4, "enable_fp_fusion": True}
+    assert launcher.Variant(None, (), 4, cooperative=True)._options["launch_cooperative_grid"] is True
+
+
+def test_resident_programs_never_exceed_what_a_processor_grants() -> None:
+    h200 = SimpleNamespace(
+        warp_size=32,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        shared_memory_per_multiprocessor=228 * 1024,
+        multi_processor_count=132,
+    )
+    # 7 warps of 255 registers fit by registers, of which 4 are granted at once; 8 KiB and the 1 KiB that CUDA keeps.
+    assert launcher._resident_programs(255, 0, 4, h200) == 2 * 132
+    assert launcher._resident_programs(224, 0, 4, h200) == 2 * 132
+    assert launcher._resident_programs(216, 0, 1, h200) == 8 * 132
+    assert launcher._resident_programs(32, 227 * 1024, 4, h200) == 132
+    assert launcher._resident_programs(32, 228 * 1024, 4, h200) == 0
+    assert launcher._resident_programs(32, 0, 32, h200) == 2 * 132
+
+
+def test_the_widest_fused_row_is_65536() -> None:
+    at, beyond = (torch.empty(1, n, device="meta") for n in (65536, 65537))
+    assert ops._uses_kernels(at)
+    assert not ops._uses_kernels(beyond)
+
+
+def test_a_tuned_number_of_columns_gets_its_own_tile() -> None:
+    for direction, itemsize, row_wise in config._table():
+        if direction == "forward":
+            for entry in config._table()[direction, itemsize, row_wise]:
+                if not entry["n_cols"] % entry["block_cols"]:
+                    assert config.forward_config(entry["n_cols"], itemsize, row_wise).block_cols == entry["block_cols"]
+                    assert config.forward_config(entry["n_cols"], itemsize, row_wise).num_warps == entry["num_warps"]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The settings of every backward launch, none of which happens."""
+    seen: list[dict[str, Any]] = []
+
+    def record(dy: Any, x: Any, w: Any, rstd: Any, **settings: Any) -> Any:
+        seen.append(settings)
+        return torch.zeros_like(w) if settings["needs_dw"] and w is not None else None
+
+    monkeypatch.setattr(launch, "rms_norm_backward", record)
+    return seen
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("frozen", ["x", "w"])
+def test_a_gradient_that_nobody_needs_is_not_computed(
+    launches: list[dict[str, Any]], in_place: bool, frozen: str
+) -> None:
+    x, w = torch.ones(2, 8, requires_grad=frozen != "x"), torch.ones(8, requires_grad=frozen != "w")
+    liger_rms_norm(x, w, 1e-6, in_place=in_place).backward(torch.ones(2, 8))
+    (settings,) = launches
+    assert settings["needs_dw"] == (frozen != "w")
+    assert (settings["dx"] is not None) == (frozen != "x")
+
+
+def split_launches(n_cols: int, row_mode: bool | None, needs_dx: bool, needs_dw: bool) -> list[bool]:
+    """Whether each split launch that an H200 would make writes partial rows of dw. Nothing is launched."""
+    seen: list[bool] = []
+
+    def split_variant(*settings: Any, **passes: bool) -> Any:
+        seen.append(settings[6])
+        return SimpleNamespace(launch=lambda *_: None, resident_programs=lambda *_: 10**6)
+
+    x, w = torch.ones(2, n_cols, dtype=torch.float16), torch.ones(n_cols, dtype=torch.float16)
+    dx = torch.empty_like(x) if needs_dx else None
+    about = {"offset": 0.0, "casting_mode": "llama", "row_mode": row_mode}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "processors", lambda device: H200)
+        patch.setattr(launch, "_split_variant", split_variant)
+        patch.setattr(launch.Variant, "launch", lambda *_: None)
+        launch.rms_norm_backward(x, x, w, torch.ones(2), dx=dx, needs_dw=needs_dw, **about)
+    return seen
+
+
+def test_split_rows_are_for_wide_rows_whose_dx_is_needed() -> None:
+    assert split_launches(65536, None, needs_dx=True, needs_dw=True)
+    assert not split_launches(65536, None, needs_dx=False, needs_dw=True)
+    assert not split_launches(65536, False, needs_dx=True, needs_dw=True)
+    assert not split_launches(1024, None, needs_dx=True, needs_dw=True)
+
+
+def test_split_rows_of_a_frozen_weight_do_no_work_for_it() -> None:
+    assert set(split_launches(65536, None, needs_dx=True, needs_dw=False)) == {False}
+    assert set(split_launches(65536, None, needs_dx=True, needs_dw=True)) == {True}
+
+
+@pytest.mark.interpret
+def test_a_strided_rstd_is_read_right() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn((4, 24), generator=generator) for _ in range(2))
+    about = {"offset": 0.0, "casting_mode": "llama"}
+    _, rstd = launch.rms_norm_forward(x, None, eps=0.7, **about)
+    far = torch.full((4, 3), torch.nan)
+    far[:, 1] = rstd
+    near_dx, far_dx = torch.empty_like(x), torch.empty_like(x)
+    launch.rms_norm_backward(dy, x, None, rstd, dx=near_dx, needs_dw=False, **about)
+    launch.rms_norm_backward(dy, x, None, far[:, 1], dx=far_dx, needs_dw=False, **about)
+    assert torch.equal(near_dx, far_dx)
+
+
+def test_rstd_on_another_device_is_an_error() -> None:
+    x, w = torch.ones(2, 8), torch.ones(8)
+    rstd = torch.ones(2, device="meta")
+    with pytest.raises(ValueError, match="RSTD on meta"):
+        torch.ops.rmsnorm.rms_norm_backward(x, x, w, rstd, 0.0, "llama", None, True, True)
+
+
+@pytest.mark.parametrize("name", ["x", "w"])
+def test_an_input_that_was_overwritten_is_noticed_by_the_backward(name: str) -> None:
+    leaves = {"x": torch.ones(2, 8, requires_grad=True), "w": torch.ones(8, requires_grad=True)}
+    y = liger_rms_norm(leaves["x"], leaves["w"], 1e-6)
+    leaves[name].detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_weight_that_is_the_gradient_stays() -> None:
+    w = torch.randn(8, generator=torch.Generator().manual_seed(0))
+    x, before = torch.ones(1, 8, requires_grad=True), w.clone()
+    torch.autograd.grad(liger_rms_norm(x, w, 0.7, in_place=True), x, w.view(1, 8))
+    assert torch.equal(w, before)
+
+
+def test_an_inference_tensor_is_never_overwritten() -> None:
+    x = torch.ones(2, 8, requires_grad=True)
+    with torch.inference_mode():
+        dy = torch.ones(2, 8)
+    (dx,) = torch.autograd.grad(liger_rms_norm(x, None, 0.7, in_place=True), x, dy)
+    assert dx.data_ptr() != dy.data_ptr()
+    assert torch.equal(dy, torch.ones(2, 8))

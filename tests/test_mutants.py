@@ -1,0 +1,78 @@
+"""The mutants themselves: each fits today's files, and a fixed sample is noticed. `rmsnorm-verify mutants` runs all."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from references.mutation import catalogue, runner
+from references.mutation.mutant import CELLS, STATIC, VOTE, Mutant, NotApplicable
+
+ROOT = Path(__file__).parents[1]
+BY_ID = {mutant.id: mutant for mutant in catalogue.MUTANTS}
+
+
+def test_ids_are_unique_and_there_are_enough() -> None:
+    faults = [mutant for mutant in catalogue.MUTANTS if mutant.equivalent is None and not mutant.gpu_only]
+    assert len(BY_ID) == len(catalogue.MUTANTS)
+    assert len(faults) >= 100
+
+
+@pytest.mark.parametrize("mutant", catalogue.MUTANTS, ids=lambda mutant: mutant.id)
+def test_a_mutant_changes_its_file_in_one_place_and_python_still_reads_it(mutant: Mutant) -> None:
+    text = (ROOT / mutant.file).read_text()
+    assert text.count(mutant.old) == 1, "the text is not there, or not once: the mutant has to follow the file"
+    mutated = text.replace(mutant.old, mutant.new)
+    assert ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(text))
+
+
+@pytest.mark.parametrize("mutant", catalogue.MUTANTS, ids=lambda mutant: mutant.id)
+def test_what_should_notice_a_mutant_exists(mutant: Mutant) -> None:
+    node, _, _ = mutant.noticed_by.partition(" -k ")
+    path, _, name = node.partition("::")
+    assert mutant.noticed_by in (STATIC, CELLS, VOTE) or f"def {name}" in (ROOT / path).read_text()
+
+
+def test_every_reference_and_every_judged_file_has_faults() -> None:
+    files = {mutant.file for mutant in catalogue.MUTANTS if mutant.equivalent is None}
+    judged = (
+        "kernels",
+        "split_kernels",
+        "launch",
+        "launcher",
+        "config",
+        "ops",
+        "function",
+        "eager",
+        "checks",
+        "module",
+    )
+    assert {f"rmsnorm/{name}.py" for name in judged} <= files
+    assert {f"references/{name}_reference.py" for name in ("numpy", "torch", "jax")} <= files
+
+
+def test_a_mutant_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file.py").write_text("a = 1\na = 1\n")
+    for old in ("a = 1", "b = 1"):
+        with pytest.raises(NotApplicable, match=r"times in file\.py"):
+            Mutant("X", "file.py", old, "a = 2", "none").apply(tmp_path)
+
+
+@pytest.mark.mutation
+@pytest.mark.interpret
+@pytest.mark.jax
+def test_a_sample_is_noticed_by_what_should_notice_it() -> None:
+    results = runner.run([BY_ID[id] for id in catalogue.SAMPLE], depth=1)
+    assert [str(result) for result in results if result.status != "killed"] == []
+
+
+@pytest.mark.mutation
+@pytest.mark.interpret
+def test_what_is_no_fault_survives_and_what_does_not_import_is_no_kill() -> None:
+    control = next(mutant for mutant in catalogue.MUTANTS if mutant.id == "F28")
+    broken = Mutant("X1", "rmsnorm/kernels.py", "import triton\n", "import tritron\n", "it does not import")
+    hangs = Mutant("X2", "rmsnorm/config.py", "MAX_FUSED_COLS = 65536", "import os; os.abort()", "it crashes on import")
+    statuses = [result.status for result in runner.run([control, broken, hangs], depth=1)]
+    assert statuses == ["survived", "broken", "broken"]
