@@ -131,6 +131,19 @@ def selftest(level: Annotated[Level, typer.Option(help="How many cells.")] = Lev
     raise typer.Exit(max(codes))
 
 
+@app.command()
+def mutants(
+    only: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this mutant; repeatable.")] = None,
+    device: OnDevice = Device.AUTO,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every result.")] = None,
+) -> None:
+    """Plant faults in copies of this checkout, one at a time, and see that the suite notices each."""
+    from references.mutation.command import run_mutants  # a tool of the checkout: nothing else needs it
+
+    _prepare_outputs(json_file, None)
+    raise typer.Exit(run_mutants(console, only, str(device), json_file))
+
+
 def _judge(implementation: Implementation, about: dict[str, Any], selected: Sequence[Case]) -> list[Verdict]:
     """Check the cells with a progress bar, then print table, findings and conclusion."""
     console.print(report.header(about), highlight=False, markup=False)

@@ -1,8 +1,9 @@
-"""`rmsnorm-verify mutants`: run the mutants, show progress, tell what killed each."""
+"""`rmsnorm-verify mutants`, a tool of the checkout: run the mutants, show progress, tell what killed each."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -12,8 +13,14 @@ from references.mutation import catalogue, runner
 from references.mutation.runner import Result
 
 
-def mutants(console: Console, only: list[str] | None, device: str, json_file: Path | None, sample: bool = False) -> int:
+def run_mutants(console: Console, only: list[str] | None, device: str, json_file: Path | None) -> int:
     """Print `killed K of N`, the survivors, and for each kill what killed it with which margin.
+
+    Args:
+        console: where.
+        only: ids; None is every mutant that the device can show.
+        device: "cpu", "cuda" or "auto".
+        json_file: gets every result.
 
     Returns:
         The exit status: 0 where every fault is dead and every control alive, 1 otherwise, 2 for an unknown id.
@@ -21,8 +28,10 @@ def mutants(console: Console, only: list[str] | None, device: str, json_file: Pa
     if not (runner.CHECKOUT / "tests").is_dir():
         console.print("mutants are a tool of the checkout: the tests are not here", style="red")
         return 2
+    if device == "auto":
+        device = "cuda" if compiled_kernels() else "cpu"
     try:
-        selected = catalogue.select(list(catalogue.SAMPLE) if sample else only, device)
+        selected = catalogue.select(only, device)
     except KeyError as error:
         console.print(f"no mutant {error.args[0]!r}", style="red")
         return 2
@@ -40,3 +49,10 @@ def mutants(console: Console, only: list[str] | None, device: str, json_file: Pa
     if json_file:
         json_file.write_text(json.dumps(runner.as_json(results), indent=1))
     return 0 if all(result.as_expected for result in results) else 1
+
+
+def compiled_kernels() -> bool:
+    """Whether this machine compiles kernels for a GPU and is not told to interpret them."""
+    import torch
+
+    return torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
