@@ -157,7 +157,7 @@ MUTANTS = (
         "    if offset != 0.0:  # not added when zero",
         "    if offset != 99.0:  # not added when zero",
         "a weight of -0.0 loses its sign to offset 0",
-        HARD,
+        HARD + "::test_a_weight_of_minus_zero_keeps_its_sign",
     ),
     _fault(
         "C01",

@@ -38,7 +38,7 @@ MUTANTS = (
         "elif device == torch.cuda.current_device():",
         "elif device >= 0:",
         "kernels run on the current device, not the tensor's",
-        "tests/test_large.py",
+        "tests/test_devices.py",
     ),
     _fault(
         "G10",

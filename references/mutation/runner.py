@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,12 @@ class Result:
     margin: float | None
     text: str | None
     seconds: float
+
+    @property
+    def near_miss(self) -> bool:
+        """Whether other inputs might not have shown it: a tolerance just exceeded, or a handful of elements."""
+        few = re.search(r"\bin ([123]) of \d+ elements", self.text or "")
+        return self.status == "killed" and ((self.margin is not None and self.margin < 2) or few is not None)
 
     @property
     def as_expected(self) -> bool:
@@ -147,13 +154,14 @@ def copy_checkout(target: Path) -> None:
 
 
 def conclusion(results: list[Result]) -> list[str]:
-    """`killed K of N`, then what is not as expected."""
+    """`killed K of N`, then near misses and what is not as expected."""
     faults = [result for result in results if result.mutant.equivalent is None]
     controls = [result for result in results if result.mutant.equivalent is not None]
     lines = [f"killed {sum(r.status == 'killed' for r in faults)} of {len(faults)}"]
     if controls:
         kept = sum(r.status == "survived" for r in controls)
         lines.append(f"equivalent: {kept} of {len(controls)} survived, as they must")
+    lines += [f"near miss: {result}" for result in results if result.near_miss]
     return lines + [str(result) for result in results if not result.as_expected]
 
 

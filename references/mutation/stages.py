@@ -23,6 +23,7 @@ from references.implementation import load
 from references.mutation import static_rules, vote
 from references.mutation.mutant import CELLS, STATIC, VOTE
 
+NEAR = 2  # a tolerance exceeded by less may be exceeded by chance
 PATIENCE = 60  # seconds for one test or all cells: ten times what the slowest takes
 TARGET = "rmsnorm:liger_rms_norm"
 SUITE = (  # in the order of what they cost
@@ -102,9 +103,8 @@ def judge_cells(device: str) -> Kill | None:
         verdict = conformance.check(implementation, case)
         if verdict.status != "pass":
             finding = strongest(verdict.findings)
-            return Kill(
-                by=CHECKS.get(finding.check, finding.check), where=case.id, margin=finding.ratio, text=str(finding)
-            )
+            margin = float(finding.ratio or 0) if finding.check == "value" else None
+            return Kill(by=CHECKS.get(finding.check, finding.check), where=case.id, margin=margin, text=str(finding))
     return None
 
 
@@ -118,12 +118,14 @@ CHECKS = {
 
 
 def strongest(findings: list[Finding]) -> Finding:
-    """The finding with the largest margin; one that is no matter of degree goes first."""
-    order = {"run": 4, "dtype": 4, "shape": 4, "special": 3, "contract": 3}
+    """The finding that leaves least to chance: a tolerance exceeded by little comes last."""
+    order = {"run": 4, "dtype": 4, "shape": 4, "special": 3, "contract": 3, "rounding": 2, "exact": 2}
 
     def strength(finding: Finding) -> tuple[int, float]:
-        ratio = finding.ratio if finding.ratio is not None and finding.ratio == finding.ratio else 0.0
-        return (3 if ratio >= 2 else order.get(finding.check, 1), ratio)
+        if finding.check != "value":
+            return order[finding.check], 0.0
+        ratio = float(finding.ratio or 0)
+        return (3 if ratio >= NEAR else 1), ratio
 
     return max(findings, key=strength)
 
