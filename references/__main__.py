@@ -136,12 +136,13 @@ def mutants(
     only: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this mutant; repeatable.")] = None,
     device: OnDevice = Device.AUTO,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every result.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the judged cells: no fault may need one seed to be seen.")] = 0,
 ) -> None:
     """Plant faults in copies of this checkout, one at a time, and see that the suite notices each."""
     from references.mutation.command import run_mutants  # a tool of the checkout: nothing else needs it
 
     _prepare_outputs(json_file, None)
-    raise typer.Exit(run_mutants(console, only, str(device), json_file))
+    raise typer.Exit(run_mutants(console, only, str(device), json_file, seed))
 
 
 def _judge(implementation: Implementation, about: dict[str, Any], selected: Sequence[Case]) -> list[Verdict]:

@@ -13,7 +13,7 @@ from references.mutation import catalogue, runner
 from references.mutation.runner import Result
 
 
-def run_mutants(console: Console, only: list[str] | None, device: str, json_file: Path | None) -> int:
+def run_mutants(console: Console, only: list[str] | None, device: str, json_file: Path | None, seed: int = 0) -> int:
     """Print `killed K of N`, the survivors, and for each kill what killed it with which margin.
 
     Args:
@@ -21,6 +21,7 @@ def run_mutants(console: Console, only: list[str] | None, device: str, json_file
         only: ids; None is every mutant that the device can show.
         device: "cpu", "cuda" or "auto".
         json_file: gets every result.
+        seed: of the judged cells and of the vote.
 
     Returns:
         The exit status: 0 where every fault is dead and every control alive, 1 otherwise, 2 for an unknown id.
@@ -43,7 +44,7 @@ def run_mutants(console: Console, only: list[str] | None, device: str, json_file
             progress.console.print(str(result), highlight=False, markup=False)
             progress.advance(task)
 
-        results = runner.run(selected, device, show)
+        results = runner.run(selected, device, show, seed=seed)
     for line in runner.conclusion(results):
         console.print(line, highlight=False, markup=False)
     if json_file:

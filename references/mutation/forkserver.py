@@ -38,7 +38,7 @@ def _child(request: dict[str, Any], scratch: Path) -> None:
         del sys.modules[name]
     from references.mutation import stages
 
-    stages.judge(request["noticed_by"], request["device"], scratch / "outcome.json", request["depth"])
+    stages.judge(request["noticed_by"], request["device"], scratch / "outcome.json", request["depth"], request["seed"])
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:

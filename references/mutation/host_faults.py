@@ -176,7 +176,7 @@ MUTANTS = (
         "_stride_align(itemsize, dy_row_stride, x_row_stride)",
         "_stride_align(itemsize, x_row_stride)",
         "the alignment of dY's rows is taken from x",
-        TEST_HARD + "::test_layouts",
+        TEST_HARD + "::test_row_strides_of_every_alignment",
     ),
     Mutant(
         "H09",
@@ -184,7 +184,7 @@ MUTANTS = (
         "_stride_align(itemsize, dy_row_stride, x_row_stride)",
         "_stride_align(itemsize, dy_row_stride)",
         "the alignment of x's rows is taken from dY",
-        TEST_HARD + "::test_layouts",
+        TEST_HARD + "::test_row_strides_of_every_alignment",
     ),
     Mutant(
         "H10",
@@ -199,7 +199,7 @@ MUTANTS = (
         "return math.gcd(16 // itemsize, *strides)",
         "return 16 // itemsize",
         "every row counts as aligned",
-        TEST_HARD + "::test_layouts",
+        TEST_HARD + "::test_row_strides_of_every_alignment",
     ),
     Mutant(
         "H12",

@@ -95,6 +95,7 @@ def run(
     *,
     workers: int = WORKERS,
     depth: int = ALL,
+    seed: int = 0,
 ) -> list[Result]:
     """Judge every mutant.
 
@@ -104,6 +105,7 @@ def run(
         on_result: told of each result as it comes.
         workers: how many run at a time.
         depth: how many stages a mutant goes through at most: 1 is the check that should notice it.
+        seed: of the judged cells and of the vote.
     """
     local, servers = threading.local(), []
 
@@ -111,7 +113,7 @@ def run(
         if not hasattr(local, "worker"):
             local.worker = _Worker(device)
             servers.append(local.worker)
-        result = _judge(mutant, local.worker, device, depth)
+        result = _judge(mutant, local.worker, device, depth, seed)
         on_result(result)
         return result
 
@@ -123,7 +125,7 @@ def run(
             server.close()
 
 
-def _judge(mutant: Mutant, worker: _Worker, device: str, depth: int) -> Result:
+def _judge(mutant: Mutant, worker: _Worker, device: str, depth: int, seed: int) -> Result:
     with tempfile.TemporaryDirectory(prefix=f"mutant-{mutant.id}-", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
         copy_checkout(scratch)
@@ -136,6 +138,7 @@ def _judge(mutant: Mutant, worker: _Worker, device: str, depth: int) -> Result:
             "timeout": TIMEOUT,
             # A control shows no false alarm in three stages: the whole suite runs unmutated elsewhere.
             "depth": depth if mutant.equivalent is None else min(depth, 3),
+            "seed": seed,
         }
         answer = worker.ask(request)
     kill = answer["kill"] or {}

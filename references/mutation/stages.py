@@ -13,6 +13,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ def static(device: str) -> Kill | None:
     return None
 
 
-def judged_cells() -> list[Case]:
+def judged_cells(seed: int) -> list[Case]:
     """Cells in which most faults show, the telling ones first."""
     telling = [
         Case(mode, offset, dtype, weight, in_place, (2, 4, 41), eps)
@@ -94,12 +96,13 @@ def judged_cells() -> list[Case]:
             (False, "heads", "transposed", "contiguous"),
         )
     ]
-    return [*telling, *rows, *data, *layouts, Case("llama", 0.5, "float32", "same", True, (0, 16), 1e-6)]
+    cells = [*telling, *rows, *data, *layouts, Case("llama", 0.5, "float32", "same", True, (0, 16), 1e-6)]
+    return [replace(case, seed=seed) for case in cells]
 
 
-def judge_cells(device: str) -> Kill | None:
+def judge_cells(device: str, seed: int) -> Kill | None:
     implementation = load(TARGET, device=device)
-    for case in judged_cells():
+    for case in judged_cells(seed):
         verdict = conformance.check(implementation, case)
         if verdict.status != "pass":
             finding = strongest(verdict.findings)
@@ -130,8 +133,8 @@ def strongest(findings: list[Finding]) -> Finding:
     return max(findings, key=strength)
 
 
-def outvote(device: str) -> Kill | None:
-    named, why = vote.odd_one_out(vote.cases())
+def outvote(device: str, seed: int) -> Kill | None:
+    named, why = vote.odd_one_out(replace(case, seed=seed) for case in vote.cases())
     return Kill(by="vote", where=named, margin=None, text=why) if named else None
 
 
@@ -169,9 +172,13 @@ class _Recorder:
             )
 
 
-def stages(noticed_by: str) -> Iterator[tuple[str, Callable[[str], Kill | None]]]:
+def stages(noticed_by: str, seed: int) -> Iterator[tuple[str, Callable[[str], Kill | None]]]:
     """(name, stage): first that of the mutant, then the rest."""
-    everything: dict[str, Callable[[str], Kill | None]] = {STATIC: static, CELLS: judge_cells, VOTE: outvote}
+    everything: dict[str, Callable[[str], Kill | None]] = {
+        STATIC: static,
+        CELLS: partial(judge_cells, seed=seed),
+        VOTE: partial(outvote, seed=seed),
+    }
     everything |= {path: suite(path) for path in SUITE if Path(path).exists()}
     yield noticed_by, everything.pop(noticed_by) if noticed_by in everything else suite(noticed_by)
     yield from everything.items()
@@ -193,7 +200,7 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def judge(noticed_by: str, device: str, result: Path, depth: int) -> None:
+def judge(noticed_by: str, device: str, result: Path, depth: int, seed: int) -> None:
     """Write {status, kill, stage, seconds} to `result`: "killed", "survived", or "broken" where nothing imports.
 
     Only the first `depth` stages are run.
@@ -206,7 +213,7 @@ def judge(noticed_by: str, device: str, result: Path, depth: int) -> None:
         interpreter.install()
         for module in MODULES:
             importlib.import_module(module)
-        for name, stage in itertools.islice(stages(noticed_by), depth):
+        for name, stage in itertools.islice(stages(noticed_by, seed), depth):
             result.with_suffix(".stage").write_text(name)
             try:
                 with limited(PATIENCE if name in (STATIC, CELLS, VOTE) else 0):
