@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from rmsnorm import config, launch, launcher, liger_rms_norm, ops  # noqa: E402
+from rmsnorm import LigerRMSNorm, config, launch, launcher, liger_rms_norm, ops  # noqa: E402
 from rmsnorm.config import Processors  # noqa: E402
 
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)
@@ -151,6 +151,13 @@ def test_an_input_that_was_overwritten_is_noticed_by_the_backward(name: str) -> 
     leaves[name].detach().mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_module_passes_in_place_on(in_place: bool) -> None:
+    x, dy = torch.ones(2, 8, requires_grad=True), torch.ones(2, 8)
+    (dx,) = torch.autograd.grad(LigerRMSNorm(8, in_place=in_place)(x), x, dy)
+    assert (dx.data_ptr() == dy.data_ptr()) == in_place
 
 
 def test_a_weight_that_is_the_gradient_stays() -> None:

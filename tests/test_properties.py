@@ -122,12 +122,12 @@ def assert_close(name: str, got: torch.Tensor, wanted: torch.Tensor, *bounds: di
 
 @EVERYWHERE
 @EVERY_SETTING
-@pytest.mark.parametrize("n_rows", [1, 3, 9])
-def test_p06_a_row_does_not_see_the_batch(n_rows: int, mode: str, dtype: str, row_wise: bool, device: str) -> None:
+def test_p06_a_row_does_not_see_the_batch(mode: str, dtype: str, row_wise: bool, device: str) -> None:
     many = Problem.draw(device, mode, dtype, row_wise, (9, 40))
     wanted = many.results()
-    few = replace(many, x=many.x[-n_rows:], dy=many.dy[-n_rows:]).results()
-    assert_same(few, {name: wanted[name][-n_rows:] for name in ("y", "rstd", "dx")})
+    for rows in (slice(0, 1), slice(1, 2), slice(3, 4), slice(8, 9), slice(2, 4), slice(4, 8)):
+        few = replace(many, x=many.x[rows], dy=many.dy[rows]).results()
+        assert_same(few, {name: wanted[name][rows] for name in ("y", "rstd", "dx")})
 
 
 @pytest.mark.gpu

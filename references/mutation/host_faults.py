@@ -518,7 +518,7 @@ MUTANTS = (
         "        config = ForwardConfig(config.block_rows, max(1, config.block_cols // 2), 0, config.num_warps)\n"
         + _FORWARD_VARIANT,
         "G15: the tile depends on the number of rows",
-        TEST_PROPERTIES,
+        TEST_PROPERTIES + " -k p06",
     ),
     Mutant(
         "A01",
@@ -599,7 +599,7 @@ MUTANTS = (
         "            self.in_place,\n            self.row_mode,\n",
         "            True,\n            self.row_mode,\n",
         "the module ignores in_place",
-        "tests/test_module.py",
+        TEST_HOST,
     ),
     Mutant(
         "M03",

@@ -83,6 +83,6 @@ MUTANTS = (
         'jax.config.update("jax_enable_x64", True)',
         'jax.config.update("jax_enable_x64", False)',
         "float64 is float32",
-        VOTE,
+        "tests/test_vote.py -k switches_64_bits",
     ),
 )

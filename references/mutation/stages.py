@@ -36,6 +36,7 @@ SUITE = (  # in the order of what they cost
     "tests/test_launch.py",
     "tests/test_tiles.py",
     "tests/test_eager_cells.py",
+    "tests/test_vote.py",
     "tests/test_gradcheck.py",
     "tests/test_properties.py",
     "tests/test_hard_inputs.py",
