@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 from rmsnorm import LigerRMSNorm, config, launch, launcher, liger_rms_norm, ops  # noqa: E402
-from rmsnorm.config import Processors  # noqa: E402
+from rmsnorm.config import BackwardConfig, Processors  # noqa: E402
 
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)
 
@@ -64,6 +65,26 @@ def test_a_tuned_number_of_columns_gets_its_own_tile() -> None:
                 if not entry["n_cols"] % entry["block_cols"]:
                     assert config.forward_config(entry["n_cols"], itemsize, row_wise).block_cols == entry["block_cols"]
                     assert config.forward_config(entry["n_cols"], itemsize, row_wise).num_warps == entry["num_warps"]
+
+
+@pytest.mark.parametrize("row_mode", [True, False])
+def test_a_tile_does_not_depend_on_the_number_of_rows(row_mode: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Few rows in a hundred differ by another order of additions: a test of bits would need many.
+    seen: list[Any] = []
+
+    def variant(config: Any, *_: Any) -> Any:
+        seen.append(replace(config, n_programs=0) if isinstance(config, BackwardConfig) else config)
+        return SimpleNamespace(launch=lambda *_: None)
+
+    for name in ("_forward_variant", "_backward_variant"):
+        monkeypatch.setattr(launch, name, variant)
+    about = {"offset": 0.0, "casting_mode": "llama", "row_mode": row_mode}
+    for n_rows in (1, 2, 3, 17, 1000):
+        x = torch.ones(n_rows, 200)
+        _, rstd = launch.rms_norm_forward(x, None, eps=0.5, **about)
+        launch.rms_norm_backward(x, x, None, rstd, dx=torch.empty_like(x), needs_dw=False, **about)
+    assert len(seen) == 10
+    assert len(set(seen)) == 2, "one tile forward, one backward"
 
 
 @pytest.fixture

@@ -10,11 +10,7 @@ CHECKS, MODULE = "rmsnorm/checks.py", "rmsnorm/module.py"
 
 TEST_LAUNCH, TEST_TILES, TEST_HOST = "tests/test_launch.py", "tests/test_tiles.py", "tests/test_host_contract.py"
 TEST_IN_PLACE, TEST_ERRORS, TEST_EAGER = "tests/test_in_place.py", "tests/test_errors.py", "tests/test_eager_cells.py"
-TEST_PROPERTIES, TEST_GRADCHECK, TEST_HARD = (
-    "tests/test_properties.py",
-    "tests/test_gradcheck.py",
-    "tests/test_hard_inputs.py",
-)
+TEST_GRADCHECK, TEST_HARD = "tests/test_gradcheck.py", "tests/test_hard_inputs.py"
 
 _SETTINGS = "ctx.settings = (eps, offset, casting_mode, row_mode)"
 _MAY = "elif needs_dx and ctx.in_place and"
@@ -518,7 +514,7 @@ MUTANTS = (
         "        config = ForwardConfig(config.block_rows, max(1, config.block_cols // 2), 0, config.num_warps)\n"
         + _FORWARD_VARIANT,
         "G15: the tile depends on the number of rows",
-        TEST_PROPERTIES + " -k p06",
+        TEST_HOST + " -k a_tile",
     ),
     Mutant(
         "A01",
