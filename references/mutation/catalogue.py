@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from references.mutation import (
+    autograd_faults,
     backward_faults,
+    check_faults,
     forward_faults,
     gpu_faults,
-    host_faults,
+    launch_faults,
     reference_faults,
     split_faults,
 )
@@ -16,7 +18,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *forward_faults.MUTANTS,
     *backward_faults.MUTANTS,
     *split_faults.MUTANTS,
-    *host_faults.MUTANTS,
+    *launch_faults.MUTANTS,
+    *check_faults.MUTANTS,
+    *autograd_faults.MUTANTS,
     *reference_faults.MUTANTS,
     *gpu_faults.MUTANTS,
 )
