@@ -152,8 +152,8 @@ Kernel time of one call in microseconds, forward / backward with dW: the sum ove
 median of 15, each after the L2 was filled with clean lines, all providers of a row interleaved in one session, weight
 in X's dtype, random data, gradients by `torch.autograd.grad`. *Floor* is the bytes that must move over 4.28 TB/s;
 *stream* is `copy_` and `add`, the same traffic with next to no arithmetic. Every result was judged against its bounds
-first; ours must conform. "–" was not measured: eager PyTorch on the largest tensors, and torch.compile beyond the eighth
-shape, where this run met its recompile limit and fell back to eager PyTorch.
+first; ours must conform. "–" was not measured: eager PyTorch on the largest tensors, and torch.compile beyond the
+eighth shape, where this run met its recompile limit and fell back to eager PyTorch.
 
 ![share of the floor against hidden size](performance.svg)
 """
