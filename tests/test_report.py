@@ -146,7 +146,7 @@ class OnCpu:
 
 
 def test_the_environment_has_versions_and_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/tool", "check", "a:b", "--json", "/home/me/out.json"])
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/tool", "check", "a:b", "--json", "/somewhere/else/out.json"])
     about = report.environment(OnCpu(), interpreted=False)
     assert about["command"] == "rmsnorm-verify check a:b --json out.json"
     assert about["ignored_arguments"] == ["row_mode"]
