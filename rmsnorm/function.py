@@ -29,6 +29,8 @@ class LigerRMSNormFunction(torch.autograd.Function):
             return transforms.rms_norm(X, W, eps, offset, casting_mode)
         if type(X) is not torch.Tensor:  # perhaps the first DTensor
             sharding.register()
+        if not torch.is_grad_enabled():  # no node for a gradient that cannot be asked for: it takes host time
+            return ops.forward(X, W, eps, offset, casting_mode, row_mode)[0]
         return super().apply(X, W, eps, offset, casting_mode, in_place, row_mode)
 
     @staticmethod

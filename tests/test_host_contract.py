@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from rmsnorm import LigerRMSNorm, config, launch, launcher, liger_rms_norm, ops  # noqa: E402
+from rmsnorm import LigerRMSNorm, LigerRMSNormFunction, config, launch, launcher, liger_rms_norm, ops  # noqa: E402
 from rmsnorm.config import BackwardConfig, Processors  # noqa: E402
 
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)
@@ -85,6 +85,22 @@ def test_a_tile_does_not_depend_on_the_number_of_rows(row_mode: bool, monkeypatc
         launch.rms_norm_backward(x, x, None, rstd, dx=torch.empty_like(x), needs_dw=False, **about)
     assert len(seen) == 10
     assert len(set(seen)) == 2, "one tile forward, one backward"
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_there_is_no_node(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(3, 8), torch.randn(8, requires_grad=True)
+    wanted = liger_rms_norm(x, w, 1e-6).detach()
+
+    def node(*_: Any) -> None:
+        raise AssertionError("a node was made")
+
+    monkeypatch.setattr(LigerRMSNormFunction, "forward", node)
+    with mode():
+        assert torch.equal(liger_rms_norm(x, w, 1e-6), wanted)
+    with pytest.raises(AssertionError, match="a node was made"):
+        liger_rms_norm(x, w, 1e-6)
 
 
 @pytest.fixture
