@@ -20,14 +20,16 @@ def check_settings(eps: float, offset: float, casting_mode: str) -> None:
         raise ValueError(f"offset must be finite, got {offset!r}")
 
 
-def check_forward(x: torch.Tensor, w: torch.Tensor | None, eps: float, offset: float, casting_mode: str) -> None:
+def check_forward(
+    x: torch.Tensor, w: torch.Tensor | None, eps: float, offset: float, casting_mode: str, least_cols: int = 1
+) -> None:
     """Raise TypeError for a dtype, ValueError for a shape, device or setting that cannot be computed."""
     check_settings(eps, offset, casting_mode)
     if x.dtype not in DTYPES:
         raise TypeError(f"X must be float16, bfloat16, float32 or float64, got {x.dtype}")
     if x.dim() == 0:
         raise ValueError(f"X must have shape (..., H), got a 0-d tensor of shape {tuple(x.shape)}")
-    if x.shape[-1] == 0:
+    if x.shape[-1] < least_cols:
         raise ValueError(f"X must have at least one column, got shape {tuple(x.shape)}")
     if w is None:
         return

@@ -98,4 +98,8 @@ def _replacement(module: nn.Module, measured: Measured, in_place: bool) -> Liger
         )
     if measured.weighted:
         norm.weight = module.weight  # type: ignore[assignment]
+    if hasattr(module, "_hf_hook"):  # a device_map: the hook brings input to the device of the weight
+        from accelerate.hooks import add_hook_to_module
+
+        add_hook_to_module(norm, module._hf_hook)
     return norm.train(module.training)

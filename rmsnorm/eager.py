@@ -85,7 +85,7 @@ def rms_norm_backward(
     if needs_dw and w is not None:
         if casting_mode != "gemma":
             x_hat = x_hat.to(x.dtype).to(c_dtype)
-        dw = (dy_c * x_hat).reshape(-1, x.shape[-1]).sum(0).to(w.dtype)
+        dw = (dy_c * x_hat).reshape(rstd.numel(), x.shape[-1]).sum(0).to(w.dtype)
     return dx, dw
 
 

@@ -84,10 +84,11 @@ def hidden_sharded_rms_norm(
     """This rank's columns of RMSNorm over rows that the ranks of `group` hold together.
 
     Every rank of the group calls it, with the same rows, and differentiates or none does. The ranks' parts may differ
-    in width. Gradients are complete: dX and dW of a rank's columns need nothing from other ranks afterwards.
+    in width, and be empty. Gradients are complete: dX and dW of a rank's columns need nothing from other ranks
+    afterwards.
 
     Args:
-        X: (..., H_rank), this rank's columns, float16, bfloat16, float32 or float64.
+        X: (..., H_rank), this rank's columns, 0 or more, float16, bfloat16, float32 or float64.
         W: (H_rank,), the weights of these columns, or None.
         hidden_size: H, the sum of H_rank over the group.
         eps, offset, casting_mode: see `rmsnorm.liger_rms_norm`.
@@ -99,8 +100,8 @@ def hidden_sharded_rms_norm(
     Raises:
         TypeError, ValueError: as `rmsnorm.liger_rms_norm`; the backward NotImplementedError for a second derivative.
     """
-    check_forward(X, W, eps, offset, casting_mode)
-    if hidden_size < X.shape[-1]:
+    check_forward(X, W, eps, offset, casting_mode, least_cols=0)
+    if hidden_size < max(1, X.shape[-1]):
         raise ValueError(
             f"hidden_size counts the columns of all ranks, got {hidden_size} and {X.shape[-1]} columns here"
         )

@@ -175,6 +175,35 @@ def test_a_model_computes_the_same_before_and_after(device: str) -> None:
     assert not convert_model(model).entries  # nothing is left to do
 
 
+def test_the_hooks_of_a_device_map_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    hooks = pytest.importorskip("accelerate.hooks")
+
+    class Doubling(hooks.ModelHook):
+        def post_forward(self, module: nn.Module, output: torch.Tensor) -> torch.Tensor:
+            return 2 * output
+
+    model = nn.Sequential(nn.RMSNorm(H, 1e-5), nn.RMSNorm(H, 1e-5, elementwise_affine=False), nn.RMSNorm(H, 1e-5))
+    weight = model[0].weight
+    hooks.attach_execution_device_hook(model, "cpu")  # what dispatch_model attaches for each entry of a device_map
+    x = torch.randn(3, H)
+    wanted = model(x)
+    report = convert_model(model)
+    assert len(report.replaced) == 3
+    assert torch.equal(model(x), wanted)
+    assert model[0].weight is weight
+    assert [hasattr(norm, "_hf_hook") for norm in model] == [True, False, True]  # no weight, no place
+    hooks.remove_hook_from_module(model, recurse=True)
+    assert torch.equal(model(x), wanted)
+
+    changing = nn.Sequential(hooks.add_hook_to_module(nn.RMSNorm(H), Doubling()))
+    assert "that of no casting mode" in str(convert_model(changing))  # it is run with its hook
+
+    offloaded = nn.Sequential(nn.RMSNorm(H))
+    hooks.attach_align_device_hook(offloaded, execution_device="cpu", offload=True)
+    assert "its weight is on the meta device" in str(convert_model(offloaded))
+
+
 def test_torchs_own_norm_is_converted(device: str) -> None:
     model = nn.Sequential(nn.RMSNorm(H), nn.RMSNorm(H, eps=1e-4, elementwise_affine=False)).to(device)
     report = convert_model(model, in_place=True)

@@ -44,9 +44,11 @@ def test_a_stream_of_the_second_device() -> None:
     wanted = liger_rms_norm(x * 2, w, 1e-5)
     stream = torch.cuda.Stream("cuda:1")
     stream.wait_stream(torch.cuda.current_stream("cuda:1"))
-    with torch.cuda.stream(stream):
-        got = liger_rms_norm(x * 2, w, 1e-5)  # reads what this stream has just written
-    assert torch.cuda.current_device() == 0
+    with torch.cuda.stream(stream):  # makes its device the current one, too
+        doubled = x * 2
+        with torch.cuda.device(0):
+            got = liger_rms_norm(doubled, w, 1e-5)  # reads what this stream has just written
+            assert torch.cuda.current_device() == 0
     stream.synchronize()
     assert torch.equal(got, wanted)
 
@@ -75,6 +77,29 @@ def test_a_model_over_two_devices() -> None:
     assert torch.equal(*outputs)
     for y in outputs:
         y.backward(torch.ones_like(y))
+    for one, other in zip(split.parameters(), whole.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.equal(one.grad.cpu(), other.grad.cpu())
+    assert torch.cuda.current_device() == 0
+
+
+def test_a_model_that_a_device_map_splits_is_converted() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from rmsnorm.convert import convert_model
+
+    whole = nn.Sequential(*(nn.Sequential(nn.RMSNorm(H, 1e-5), nn.Linear(H, H)) for _ in range(3)), nn.RMSNorm(H, 1e-5))
+    for norm in whole.modules():
+        if isinstance(norm, nn.RMSNorm):
+            nn.init.normal_(norm.weight)
+    split = copy.deepcopy(whole)
+    convert_model(whole.to("cuda:0"))
+    split = accelerate.dispatch_model(split, {"0": 0, "1": 1, "2": 0, "3": 1})  # the last norm stands alone on its GPU
+    assert len(convert_model(split).replaced) == 4
+    x = torch.randn(7, H, device="cuda:0")
+    outputs = [model(x) for model in (split, whole)]
+    assert torch.equal(*(y.cpu() for y in outputs))
+    for y in outputs:
+        y.sin().sum().backward()
     for one, other in zip(split.parameters(), whole.parameters(), strict=True):
         assert one.grad is not None and other.grad is not None
         assert torch.equal(one.grad.cpu(), other.grad.cpu())
