@@ -137,12 +137,13 @@ def mutants(
     device: OnDevice = Device.AUTO,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every result.")] = None,
     seed: Annotated[int, typer.Option(help="Of the judged cells: no fault may need one seed to be seen.")] = 0,
+    automatic: Annotated[bool, typer.Option(help="Those made by rule from the syntax trees instead.")] = False,
 ) -> None:
     """Plant faults in copies of this checkout, one at a time, and see that the suite notices each."""
     from references.mutation.command import run_mutants  # a tool of the checkout: nothing else needs it
 
     _prepare_outputs(json_file, None)
-    raise typer.Exit(run_mutants(console, only, str(device), json_file, seed))
+    raise typer.Exit(run_mutants(console, only, str(device), json_file, seed, automatic))
 
 
 def _judge(implementation: Implementation, about: dict[str, Any], selected: Sequence[Case]) -> list[Verdict]:

@@ -20,12 +20,15 @@ class Bound:
         dtype: the result's.
         enclosure: the lowest and the highest number that may come out, in its dtype and value's shape;
             None where no bits are demanded (see `misrounded`).
+        may_overflow: where, of finite inputs, an intermediate result may overflow in one order of
+            evaluation and not in another: bool, value's shape; None for nowhere.
     """
 
     value: np.ndarray
     terms: dict[str, np.ndarray]
     dtype: str
     enclosure: tuple[np.ndarray, np.ndarray] | None = None
+    may_overflow: np.ndarray | None = None
 
     @cached_property
     def tolerance(self) -> np.ndarray:
@@ -39,11 +42,22 @@ class Bound:
 
         Elsewhere an input is not finite, a square or a sum overflows or vanishes in the compute dtype (in
         `none`: in X's), or the result may overflow: there a result's pattern of NaN, infinity and zero is
-        to be compared with that of `numpy_reference`.
+        to be compared with that of `numpy_reference`, except where `undetermined` says that none is specified.
         """
         with np.errstate(all="ignore"):
             reach = np.abs(self.value) + self.tolerance
             return np.isfinite(reach) & (reach <= FLOATS[self.dtype].max)
+
+    @cached_property
+    def undetermined(self) -> np.ndarray:
+        """Where any of NaN, infinity and a number may come out: bool, value's shape.
+
+        The result lies within its tolerance of the largest number, or an intermediate result may overflow.
+        """
+        with np.errstate(all="ignore"):
+            size = np.abs(self.value)
+            near = np.isfinite(self.tolerance) & ~self.applies & (size - self.tolerance <= FLOATS[self.dtype].max)
+        return near if self.may_overflow is None else near | self.may_overflow
 
     @cached_property
     def decided(self) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Triton's interpreter as the kernels' second machine: choose it where there is no GPU, and round as a GPU does.
 
-The interpreter's float32 → bfloat16 cast drops the low 16 bits (Triton 3.6 to 3.9), where compiled kernels round to
-nearest even. `install` replaces that one cast by ml_dtypes', and only where a probe shows that it truncates.
+The interpreter's float32 → bfloat16 cast drops the low 16 bits, where compiled kernels round to nearest even, and its
+bfloat16 → float32 cast loses bits of subnormal numbers (Triton 3.6 to 3.9). `install` replaces both casts by
+ml_dtypes', and only where a probe shows that one of them is wrong.
 """
 
 from __future__ import annotations
@@ -28,34 +29,39 @@ def install() -> bool:
         os.environ["TRITON_INTERPRET"] = "1"
     if os.environ.get("TRITON_INTERPRET") != "1":
         return False
-    if truncates_bfloat16():
-        _round_bfloat16_to_nearest()
+    if miscasts_bfloat16():
+        _cast_bfloat16_right()
     return True
 
 
-def truncates_bfloat16() -> bool:
-    """Whether the interpreter's cast of 1 + 2^-8 + 2^-9 (nearest: 1 + 2^-7) to bfloat16 drops bits."""
+def miscasts_bfloat16() -> bool:
+    """Whether the interpreter casts 1 + 2^-8 + 2^-9 to another bfloat16 than 1 + 2^-7, or the subnormal 3·2^-133 wrong."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    probe = TensorHandle(np.array([1 + 2**-8 + 2**-9], dtype=np.float32), tl.float32)
-    cast = InterpreterBuilder().create_fp_trunc(probe, tl.block_type(tl.bfloat16, [1]))
-    return int(np.asarray(cast.data).view(np.uint16)[0]) != 0x3F81
+    builder = InterpreterBuilder()
+    wide = TensorHandle(np.array([1 + 2**-8 + 2**-9], dtype=np.float32), tl.float32)
+    narrow = TensorHandle(np.array([3], dtype=np.uint16), tl.bfloat16)  # a bit pattern
+    rounded = builder.create_fp_trunc(wide, tl.block_type(tl.bfloat16, [1])).data
+    widened = builder.create_fp_ext(narrow, tl.block_type(tl.float32, [1])).data
+    return int(np.asarray(rounded).view(np.uint16)[0]) != 0x3F81 or float(widened[0]) != 3 * 2.0**-133
 
 
-def _round_bfloat16_to_nearest() -> None:
+def _cast_bfloat16_right() -> None:
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    # Also from float64, where the interpreter converts the value to an unsigned integer instead.
-    truncating_cast = InterpreterBuilder.cast_impl
+    cast = InterpreterBuilder.cast_impl
 
     def cast_impl(builder: Any, src: Any, dst_type: Any) -> Any:
-        if src.dtype.scalar in (tl.float32, tl.float64) and dst_type.scalar == tl.bfloat16:
+        source, target = src.dtype.scalar, dst_type.scalar
+        with np.errstate(over="ignore", invalid="ignore"):
             # The interpreter keeps a bfloat16 as its bit pattern.
-            with np.errstate(over="ignore", invalid="ignore"):
+            if source in (tl.float32, tl.float64) and target == tl.bfloat16:
                 rounded = np.asarray(src.data).astype(ml_dtypes.bfloat16)
-            return TensorHandle(rounded.view(np.uint16), dst_type.scalar)
-        return truncating_cast(builder, src, dst_type)
+                return TensorHandle(rounded.view(np.uint16), target)
+            if source == tl.bfloat16 and target == tl.float32:
+                return TensorHandle(np.asarray(src.data).view(ml_dtypes.bfloat16).astype(np.float32), target)
+        return cast(builder, src, dst_type)
 
     InterpreterBuilder.cast_impl = cast_impl

@@ -122,7 +122,7 @@ def _rms_norm(
         rstd = _with_derivative_of(1.0 / jnp.sqrt(there), fixed)
     y = round_x_hat(x * rstd)
     if w is not None:
-        scale = round_all(w + offset)
+        scale = round_all(w + offset if offset else w)  # -0.0 + 0.0 would be +0.0
         y = y * jnp.broadcast_to(scale, y.shape)
     return y, jnp.squeeze(rstd, axis=-1)
 

@@ -91,7 +91,9 @@ def _normalized(
     x_hat = rounded("llama", "none")(x_c * rstd)
     if w is None:
         return rstd, x_hat, c.type(1)
-    return rstd, x_hat, rounded("none")(w.astype(c) + c.type(offset))
+    w_c = w.astype(c)
+    # Offset 0 adds nothing: -0.0 + 0.0 would be +0.0, and transformers' Llama keeps the sign.
+    return rstd, x_hat, rounded("none")(w_c + c.type(offset) if offset else w_c)
 
 
 def _check(x: np.ndarray, w: np.ndarray | None, eps: float, casting_mode: str) -> None:

@@ -210,7 +210,8 @@ def _dx_bound(
         freedom = sum(_dx_terms(model, dy, x, w, np.zeros_like(w), rstd, e).values(), np.zeros_like(x))
         freedom = freedom * ((1 + e) ** 3 * (1 + 16 * model.compute.unit))
         bits = enclosure.rounded(model, (dx - freedom, dx + freedom), model.dtype)
-    return Bound(truth.dx, _grown(terms, growth, x.shape), model.dtype, bits)
+    may_overflow = np.isfinite(truth.dx) & np.isfinite(e) & np.isinf(terms["range"])
+    return Bound(truth.dx, _grown(terms, growth, x.shape), model.dtype, bits, may_overflow)
 
 
 def _dx_terms(
@@ -289,7 +290,8 @@ def _dw_bound(
         lowest, highest = enclosure.scaled(model, enclosure.x_hat(model, x, rstd), dy)
         freedom = terms["sum"] + terms["arithmetic"]
         bits = enclosure.rounded(model, (lowest.sum(0) - freedom, highest.sum(0) + freedom), w_dtype)
-    return Bound(truth.dw, terms, w_dtype, bits)
+    may_overflow = np.isfinite(truth.dw) & np.isfinite(worst_e) & np.isinf(terms["range"])
+    return Bound(truth.dw, terms, w_dtype, bits, may_overflow)
 
 
 def _x_hat_rounding(model: ErrorModel) -> Rounding:

@@ -116,7 +116,7 @@ def _rms_norm(
         x_hat = cast(x_hat)
     if w is None:
         return x_hat, rstd.squeeze(-1)
-    weight = w + offset
+    weight = w + offset if offset else w  # -0.0 + 0.0 would be +0.0
     if everywhere:
         weight = cast(weight)
     return x_hat * weight, rstd.squeeze(-1)

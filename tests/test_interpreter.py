@@ -1,4 +1,4 @@
-"""The interpreter rounds float32 and float64 to bfloat16 as a GPU does."""
+"""The interpreter casts to bfloat16 and from it as a GPU does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.interpret
 @triton.jit
 def cast_kernel(source_ptr, target_ptr, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
-    tl.store(target_ptr + offsets, tl.load(source_ptr + offsets).to(tl.bfloat16))
+    tl.store(target_ptr + offsets, tl.load(source_ptr + offsets).to(target_ptr.dtype.element_ty))
 
 
 def bit_patterns() -> np.ndarray:
@@ -42,12 +42,37 @@ def test_rounds_to_nearest_even(dtype: torch.dtype) -> None:
     np.testing.assert_array_equal(target.view(torch.int16).numpy().view(np.uint16), wanted)
 
 
+def test_every_bfloat16_is_widened_exactly() -> None:
+    patterns = np.arange(2**16, dtype=np.uint16)
+    source = torch.from_numpy(patterns.view(np.int16)).view(torch.bfloat16)
+    target = torch.empty(len(patterns), dtype=torch.float32)
+    cast_kernel[(1,)](source, target, BLOCK=len(patterns))
+    np.testing.assert_array_equal(target.numpy(), patterns.view(ml_dtypes.bfloat16).astype(np.float32))
+
+
 def test_the_probe_sees_a_truncating_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+    right = InterpreterBuilder.cast_impl
+
     def truncate(builder: object, src: TensorHandle, dst_type: object) -> TensorHandle:
+        if dst_type.scalar == tl.float32:
+            return right(builder, src, dst_type)
         return TensorHandle((src.data.view(np.uint32) >> 16).astype(np.uint16), dst_type.scalar)
 
-    assert not interpreter.truncates_bfloat16()
+    assert not interpreter.miscasts_bfloat16()
     monkeypatch.setattr(InterpreterBuilder, "cast_impl", truncate)
-    assert interpreter.truncates_bfloat16()
+    assert interpreter.miscasts_bfloat16()
+
+
+def test_the_probe_sees_subnormal_numbers_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    right = InterpreterBuilder.cast_impl
+
+    def flush(builder: object, src: TensorHandle, dst_type: object) -> TensorHandle:
+        cast = right(builder, src, dst_type)
+        return TensorHandle(np.zeros_like(cast.data), tl.float32) if dst_type.scalar == tl.float32 else cast
+
+    monkeypatch.setattr(InterpreterBuilder, "cast_impl", flush)
+    assert interpreter.miscasts_bfloat16()

@@ -261,6 +261,15 @@ def test_special_values_agree(dtype, mode, eps):
             np.testing.assert_array_equal(np.isinf(other[tensor]), np.isinf(results["numpy"][tensor]))
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("mode", MODES)
+def test_offset_0_leaves_the_sign_of_a_zero_weight(mode, library):
+    problem = Problem.draw("bfloat16", mode, offset=0.0)
+    problem.x, problem.w[:] = np.abs(problem.x), -0.0
+    y = problem.results(module_of(library), library)["y"]
+    assert (y == 0).all() and np.signbit(y.astype(np.float32)).all()
+
+
 def test_overflow_follows_the_mode():
     """float16 squares leave float16 at 256: `none` overflows there, the others compute in float32."""
     x = np.full((1, 4), 300, np.float16)

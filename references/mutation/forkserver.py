@@ -1,7 +1,8 @@
 """A process that has imported what is slow to import, and forks one child for each mutant.
 
 It reads requests, one JSON object a line, from standard input, and answers with one line each. The child works in the
-scratch copy, where it imports judge and judged anew, and leaves its outcome in a file: a crash takes it alone.
+scratch copy, where it imports the judged package, and the judge where the fault lies there, and leaves its outcome in a
+file: a crash takes it alone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,16 @@ def _import_what_is_slow() -> None:
     torch.set_num_threads(1)  # no threads before the fork, and two workers on two cores
 
 
+def _warm_up() -> None:
+    """Import the judge and let it judge once: what is done lazily, in torch above all, is done before the fork."""
+    from references import conformance, interpreter
+    from references.implementation import load
+    from references.mutation import stages
+
+    if interpreter.install():
+        conformance.check(load("references.torch_reference"), stages.judged_cells(0)[0])
+
+
 def _child(request: dict[str, Any], scratch: Path) -> None:
     os.setsid()
     os.chdir(scratch)
@@ -34,11 +45,13 @@ def _child(request: dict[str, Any], scratch: Path) -> None:
     os.dup2(output, 2)
     os.environ["PYTHONPATH"] = str(scratch)
     sys.path[:] = [str(scratch), *(path for path in sys.path if path not in ("", request["checkout"]))]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("references", "rmsnorm")]:
-        del sys.modules[name]
+    if not (scratch / "references").is_symlink():  # the fault lies in the judge
+        for name in [name for name in sys.modules if name.partition(".")[0] == "references"]:
+            del sys.modules[name]
     from references.mutation import stages
 
-    stages.judge(request["noticed_by"], request["device"], scratch / "outcome.json", request["depth"], request["seed"])
+    about = {name: request[name] for name in ("noticed_by", "then", "device", "depth", "seed")}
+    stages.judge(result=scratch / "outcome.json", **about)
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
@@ -53,19 +66,18 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
                 json.dumps({"status": "broken", "stage": None, "kill": {"by": "import error", "text": repr(error)}})
             )
         os._exit(0)
-    status, timed_out = None, False
-    while status is None:
-        pid, code = os.waitpid(child, os.WNOHANG)
+    timed_out = False
+    while True:
+        pid, status, usage = os.wait4(child, os.WNOHANG)
         if pid:
-            status = code
-        elif time.monotonic() - started > request["timeout"]:
+            break
+        if time.monotonic() - started > request["timeout"]:
             timed_out = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
-            status = os.waitpid(child, 0)[1]
-        else:
-            time.sleep(0.05)
-    return _outcome(scratch, status, timed_out) | {"seconds": time.monotonic() - started}
+        time.sleep(0.05)
+    spent = {"seconds": time.monotonic() - started, "processor": usage.ru_utime + usage.ru_stime}
+    return _outcome(scratch, status, timed_out) | spent
 
 
 def _outcome(scratch: Path, status: int, timed_out: bool) -> dict[str, Any]:
@@ -84,6 +96,7 @@ def _outcome(scratch: Path, status: int, timed_out: bool) -> dict[str, Any]:
 
 def main() -> None:
     _import_what_is_slow()
+    _warm_up()
     for line in sys.stdin:
         print(json.dumps(_serve(json.loads(line))), flush=True)
 

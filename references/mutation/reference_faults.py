@@ -32,7 +32,7 @@ MUTANTS = (
         VOTE,
     ),
     Mutant("RN4", NUMPY, "(dy_c * x_hat).reshape", "(m * x_hat).reshape", "dW contains the weight", VOTE),
-    Mutant("RN5", NUMPY, "w.astype(c) + c.type(offset)", "w.astype(c)", "the offset is left out", VOTE),
+    Mutant("RN5", NUMPY, "w_c + c.type(offset) if", "w_c if", "the offset is left out", VOTE),
     Mutant("RT1", TORCH, "variance = mean_square + eps", "variance = mean_square + eps * eps", "eps is squared", VOTE),
     Mutant("RT2", TORCH, 'if everywhere or casting_mode == "llama":', "if True:", "gemma rounds x_hat", VOTE),
     Mutant("RT3", TORCH, "weight = w + offset", "weight = w + 1.0", "the offset is always 1", VOTE),

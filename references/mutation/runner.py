@@ -25,9 +25,16 @@ ALL = 99  # stages
 WORKERS = 2
 
 
+class SuiteFails(RuntimeError):
+    """A stage notices a fault where none is planted: it cannot show anything."""
+
+
 @dataclass(frozen=True)
 class Result:
-    """status: "killed", "survived" or "broken" (the mutant does not import: it shows nothing)."""
+    """status: "killed", "survived" or "broken" (the mutant does not import: it shows nothing).
+
+    seconds: on the clock; processor: that its processes used.
+    """
 
     mutant: Mutant
     status: str
@@ -37,6 +44,7 @@ class Result:
     margin: float | None
     text: str | None
     seconds: float
+    processor: float
 
     @property
     def near_miss(self) -> bool:
@@ -106,34 +114,56 @@ def run(
         workers: how many run at a time.
         depth: how many stages a mutant goes through at most: 1 is the check that should notice it.
         seed: of the judged cells and of the vote.
+
+    Raises:
+        SuiteFails: a stage that is to notice a mutant, or did, fails without any.
     """
+    mutants = list(mutants)
     local, servers = threading.local(), []
 
     def judge(mutant: Mutant) -> Result:
         if not hasattr(local, "worker"):
             local.worker = _Worker(device)
             servers.append(local.worker)
-        result = _judge(mutant, local.worker, device, depth, seed)
+        return _judge(mutant, local.worker, device, depth, seed)
+
+    def judge_and_tell(mutant: Mutant) -> Result:
+        result = judge(mutant)
         on_result(result)
         return result
 
+    def demand_silence(stages: set[str]) -> None:
+        for result in pool.map(judge, (_unmutated(stage) for stage in sorted(stages))):
+            if result.status != "survived":
+                raise SuiteFails(f"nothing is planted, and {result.mutant.noticed_by} fails: {result.text}")
+
     try:
         with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(judge, mutants))
+            own = {mutant.noticed_by for mutant in mutants}
+            demand_silence(own)
+            results = list(pool.map(judge_and_tell, mutants))
+            demand_silence({result.stage for result in results if result.stage and result.status == "killed"} - own)
+        return results
     finally:
         for server in servers:
             server.close()
 
 
+def _unmutated(stage: str) -> Mutant:
+    """No fault, for one stage to be silent about."""
+    return Mutant("none", "conftest.py", "", "", "none", stage, at=0, then=())
+
+
 def _judge(mutant: Mutant, worker: _Worker, device: str, depth: int, seed: int) -> Result:
     with tempfile.TemporaryDirectory(prefix=f"mutant-{mutant.id}-", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
-        copy_checkout(scratch)
+        copy_checkout(scratch, linked="references" if not mutant.file.startswith("references/") else None)
         mutant.apply(scratch)
         request = {
             "scratch": folder,
             "checkout": str(CHECKOUT),
             "noticed_by": mutant.noticed_by,
+            "then": mutant.then,
             "device": device,
             "timeout": TIMEOUT,
             # A control shows no false alarm in three stages: the whole suite runs unmutated elsewhere.
@@ -143,14 +173,17 @@ def _judge(mutant: Mutant, worker: _Worker, device: str, depth: int, seed: int) 
         answer = worker.ask(request)
     kill = answer["kill"] or {}
     fields = {name: kill.get(name) for name in ("by", "where", "margin", "text")}
-    return Result(mutant, answer["status"], answer["stage"], **fields, seconds=answer["seconds"])
+    spent = {name: answer[name] for name in ("seconds", "processor")}
+    return Result(mutant, answer["status"], answer["stage"], **fields, **spent)
 
 
-def copy_checkout(target: Path) -> None:
-    """What a mutant and its judge need, without caches."""
+def copy_checkout(target: Path, linked: str | None = None) -> None:
+    """What a mutant and its judge need, without caches; the directory `linked`, in which nothing changes, is a link."""
     for name in COPIED:
         source = CHECKOUT / name
-        if source.is_dir():
+        if name == linked:
+            (target / name).symlink_to(source)
+        elif source.is_dir():
             shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "benchmarks"))
         else:
             shutil.copy(source, target / name)
@@ -164,6 +197,8 @@ def conclusion(results: list[Result]) -> list[str]:
     if controls:
         kept = sum(r.status == "survived" for r in controls)
         lines.append(f"equivalent: {kept} of {len(controls)} survived, as they must")
+    minutes = sum(result.processor for result in results) / 60
+    lines.append(f"processor time: {minutes:.1f} min")
     lines += [f"near miss: {result}" for result in results if result.near_miss]
     return lines + [str(result) for result in results if not result.as_expected]
 

@@ -1,6 +1,6 @@
 """What judges one mutant, in a child process whose working directory is the scratch copy: cheap checks first.
 
-A stage returns how it noticed the fault, or None. The mutant's own stage comes first, then all the others.
+A stage returns how it noticed the fault, or None. The mutant's own stage comes first, then those that it names, or all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -173,16 +172,20 @@ class _Recorder:
             )
 
 
-def stages(noticed_by: str, seed: int) -> Iterator[tuple[str, Callable[[str], Kill | None]]]:
-    """(name, stage): first that of the mutant, then the rest."""
+def stages(
+    noticed_by: str, then: list[str] | None, seed: int
+) -> Iterator[tuple[str, Callable[[str], Kill | None]]]:
+    """(name, stage): first that of the mutant, then those in `then`; None is all the rest."""
     everything: dict[str, Callable[[str], Kill | None]] = {
         STATIC: static,
         CELLS: partial(judge_cells, seed=seed),
         VOTE: partial(outvote, seed=seed),
     }
     everything |= {path: suite(path) for path in SUITE if Path(path).exists()}
-    yield noticed_by, everything.pop(noticed_by) if noticed_by in everything else suite(noticed_by)
-    yield from everything.items()
+    if then is None:
+        then = [name for name in everything if name != noticed_by]
+    for name in (noticed_by, *then):
+        yield name, everything[name] if name in everything else suite(name)
 
 
 @contextlib.contextmanager
@@ -201,12 +204,11 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def judge(noticed_by: str, device: str, result: Path, depth: int, seed: int) -> None:
-    """Write {status, kill, stage, seconds} to `result`: "killed", "survived", or "broken" where nothing imports.
+def judge(noticed_by: str, then: list[str] | None, device: str, result: Path, depth: int, seed: int) -> None:
+    """Write {status, kill, stage} to `result`: "killed", "survived", or "broken" where nothing imports.
 
     Only the first `depth` stages are run.
     """
-    started = time.perf_counter()
     outcome: dict[str, Any] = {"status": "survived", "stage": None, "kill": None}
     try:
         from references import interpreter
@@ -214,7 +216,7 @@ def judge(noticed_by: str, device: str, result: Path, depth: int, seed: int) -> 
         interpreter.install()
         for module in MODULES:
             importlib.import_module(module)
-        for name, stage in itertools.islice(stages(noticed_by, seed), depth):
+        for name, stage in itertools.islice(stages(noticed_by, then, seed), depth):
             result.with_suffix(".stage").write_text(name)
             try:
                 with limited(PATIENCE if name in (STATIC, CELLS, VOTE) else 0):
@@ -231,6 +233,5 @@ def judge(noticed_by: str, device: str, result: Path, depth: int, seed: int) -> 
                 break
     except Exception as error:
         outcome = {"status": "broken", "stage": None, "kill": Kill(by="import error", text=repr(error))}
-    outcome["seconds"] = time.perf_counter() - started
     with contextlib.suppress(TypeError):
         result.write_text(json.dumps(outcome))
