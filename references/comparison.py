@@ -212,5 +212,6 @@ def _largest(values: np.ndarray) -> tuple[int, ...]:
 
 
 def _quarters(ulps: np.ndarray) -> dict[float, int]:
-    quarters = np.clip(np.floor(4 * ulps), -QUARTERS - 1, QUARTERS)
-    return {float(edge) / 4: int(count) for edge, count in zip(*np.unique(quarters, return_counts=True), strict=True)}
+    edges = np.clip(np.floor(4 * ulps), -QUARTERS - 1, QUARTERS).astype(np.int64)
+    counts = np.bincount(edges + QUARTERS + 1)
+    return {(int(i) - QUARTERS - 1) / 4: int(counts[i]) for i in np.flatnonzero(counts)}
