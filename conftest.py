@@ -20,6 +20,7 @@ MARKERS = {
     "torch": "needs torch",
     "jax": "needs jax",
     "hf": "needs transformers",
+    "peers": "needs the peers that run on a CPU",
     "slow": "takes more than a minute",
     "mutation": "runs a planted fault in a child process",
     "browser": "needs Chromium",
@@ -53,6 +54,7 @@ AVAILABLE = {
     "torch": _has("torch"),
     "jax": _has("jax"),
     "hf": _has("transformers"),
+    "peers": all(map(_has, ("transformers", "liger_kernel", "flax", "haiku", "equinox", "keras"))),
 }
 REQUIRED = [need for need in os.environ.get("RMSNORM_REQUIRE", "").split(",") if need]
 

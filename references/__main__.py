@@ -146,6 +146,38 @@ def mutants(
     raise typer.Exit(run_mutants(console, only, str(device), json_file, seed, automatic))
 
 
+@app.command()
+def peers(
+    level: Annotated[Level | None, typer.Option(help="Judge them on these cells and large ones.")] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this peer; repeatable.")] = None,
+    device: OnDevice = Device.AUTO,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every result.")] = None,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="The table; between markers where it has them.")
+    ] = None,
+    earlier: Annotated[
+        list[Path] | None,
+        typer.Option("--from", metavar="FILE", help="Judge nothing: the table of these results; repeatable."),
+    ] = None,
+) -> None:
+    """Other people's RMSNorms: list them or, with --level, judge those that are installed."""
+    from references.peers import command
+
+    for file in filter(None, (json_file, markdown_file)):
+        _prepare_outputs(file, None)
+    try:
+        if earlier and markdown_file:
+            command.merge(earlier, markdown_file)
+        elif level is None:
+            command.list_peers(console, command.choose(only), str(device))
+        else:
+            cells = cases.LEVELS[level]
+            code = command.judge_peers(console, command.choose(only), str(device), cells, json_file, markdown_file)
+            raise typer.Exit(code)
+    except ValueError as error:
+        _refuse(str(error))
+
+
 def _judge(implementation: Implementation, about: dict[str, Any], selected: Sequence[Case]) -> list[Verdict]:
     """Check the cells with a progress bar, then print table, findings and conclusion."""
     console.print(report.header(about), highlight=False, markup=False)

@@ -7,12 +7,14 @@ bit-exact rate. Every tolerance comes from `tolerances.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from references import arrays, tolerances
 from references.tolerances import Bound
+
+QUARTERS = 16  # errors of so many quarter ulps and more are counted together, on either side
 
 
 CANCELLING = 2  # ulps between the ends of an enclosure, of which more than two roundings are open
@@ -61,6 +63,8 @@ class Measure:
     got: float | None = None  # there
     oracle: float | None = None  # the unrounded value there
     terms: dict[str, float] | None = None  # the terms of the tolerance there
+    errors: dict[float, int] = field(default_factory=dict)  # signed errors in ulps: lower edge of a quarter → elements
+    cancellation: tuple[tuple[float, float], ...] = ()  # of dX, a row: (condition of its sum, largest error in ulps)
 
     @property
     def exact_rate(self) -> float | None:
@@ -79,6 +83,7 @@ class Comparison:
         bound: the oracle's values and the tolerances.
         casting_mode: "llama", "gemma" or "none".
         exactness: whether the bit-exact rate is demanded, which holds for data without cancellation.
+        condition: Σ|t| / |Σt| of the sum that each row's result holds, longdouble; None where it holds none.
     """
 
     tensor: str
@@ -87,6 +92,7 @@ class Comparison:
     bound: Bound
     casting_mode: str
     exactness: bool
+    condition: np.ndarray | None = None
 
     @np.errstate(all="ignore")  # infinities and NaN are among what is compared
     def findings(self) -> list[Finding]:
@@ -109,6 +115,7 @@ class Comparison:
         at = _largest(ratio) if here.any() else None
         spacing = np.spacing(np.abs(np.where(here, self.wanted, 0).astype(self.wanted.dtype)))
         error = np.where(here, self.got, 0).astype(np.longdouble) - np.where(here, self.bound.value, 0)
+        ulps = error / spacing.astype(np.longdouble)
         return Measure(
             elements=self.got.size,
             bounded=int(self.bound.applies.sum()),
@@ -116,12 +123,22 @@ class Comparison:
             median_ratio=float(np.median(ratio[here])) if here.any() else 0.0,
             exact=int((self._same_bits() & self.bound.applies).sum()),
             max_ulps=int(self._ulps().max(initial=0, where=here)),
-            bias=float((error / spacing.astype(np.longdouble)).mean(where=here)) if here.any() else 0.0,
+            bias=float(ulps.mean(where=here)) if here.any() else 0.0,
             worst=at,
             got=float(self.got[at]) if at is not None else None,
             oracle=float(self.bound.value[at]) if at is not None else None,
             terms={k: float(v[at]) for k, v in self.bound.terms.items()} if at is not None else None,
+            errors=_quarters(ulps[here]),
+            cancellation=self._cancellation(np.abs(ulps), here),
         )
+
+    def _cancellation(self, ulps: np.ndarray, here: np.ndarray) -> tuple[tuple[float, float], ...]:
+        if self.condition is None:
+            return ()
+        condition, worst = np.ravel(self.condition), np.ravel(ulps.max(axis=-1))
+        whole = np.ravel(here.all(axis=-1)) & np.isfinite(condition)
+        pairs = zip(condition[whole], worst[whole], strict=True)
+        return tuple((float(f"{c:.3g}"), float(f"{w:.3g}")) for c, w in pairs)
 
     def _patterns(self) -> Iterator[tuple[str, np.ndarray]]:
         got, wanted, specified = self.got, self.wanted, ~self.bound.undetermined
@@ -195,3 +212,9 @@ class Comparison:
 
 def _largest(values: np.ndarray) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(int(np.argmax(values)), values.shape))
+
+
+def _quarters(ulps: np.ndarray) -> dict[float, int]:
+    edges = np.clip(np.floor(4 * ulps), -QUARTERS - 1, QUARTERS).astype(np.int64)
+    counts = np.bincount(edges + QUARTERS + 1)
+    return {(int(i) - QUARTERS - 1) / 4: int(counts[i]) for i in np.flatnonzero(counts)}

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from references import numpy_reference, tolerances
 from references.cases import Case, Inputs, make_inputs
 from references.comparison import Comparison, Finding, Measure
@@ -78,7 +80,8 @@ def compare(case: Case, inputs: Inputs, outputs: Outputs) -> Iterator[Comparison
     for tensor, wanted in zip(TENSORS, (y, rstd, dx, dw), strict=True):
         got = getattr(outputs, tensor)
         if got is not None and wanted is not None:
-            yield Comparison(tensor, got, wanted, bounds[tensor], str(case.casting_mode), exactness)
+            condition = _condition(case, inputs) if tensor == "dx" else None
+            yield Comparison(tensor, got, wanted, bounds[tensor], str(case.casting_mode), exactness, condition)
 
 
 def reference_bounds(case: Case, inputs: Inputs) -> dict[str, Bound]:
@@ -86,6 +89,14 @@ def reference_bounds(case: Case, inputs: Inputs) -> dict[str, Bound]:
     about = _settings(case) | {"structured": case.structured}
     forward = tolerances.forward_bounds(inputs.x, inputs.w, **about)
     return forward | tolerances.backward_bounds(inputs.dy, inputs.x, inputs.w, **about)
+
+
+@np.errstate(all="ignore")
+def _condition(case: Case, inputs: Inputs) -> np.ndarray:
+    """Σ|t| / |Σt| of each row's t = dY·(W + offset)·X, the sum inside dX: longdouble, X's shape but the last."""
+    w = 1 if inputs.w is None else inputs.w.astype(np.longdouble) + case.offset
+    terms = inputs.dy.astype(np.longdouble) * w * inputs.x.astype(np.longdouble)
+    return np.abs(terms).sum(axis=-1) / np.abs(terms.sum(axis=-1))
 
 
 def _settings(case: Case) -> dict[str, Any]:

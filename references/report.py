@@ -137,7 +137,12 @@ def text(worst: Worst | None) -> str:
     """ "0.96, 100.00 %"; an en dash where there is nothing."""
     if worst is None:
         return "–"
-    return f"{worst.ratio:.2f}" + ("" if worst.exact_rate is None else f", {percent(worst.exact_rate)}")
+    return number(worst.ratio) + ("" if worst.exact_rate is None else f", {percent(worst.exact_rate)}")
+
+
+def number(ratio: float) -> str:
+    """Two decimals, or three digits where it is large."""
+    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.3g}"
 
 
 def percent(rate: float) -> str:
@@ -159,10 +164,14 @@ def _coloured(worst: Worst | None) -> str:
 
 def environment(implementation: Implementation, interpreted: bool) -> dict[str, Any]:
     """What the numbers depend on: implementation, device, versions, command; no paths."""
+    about = {"implementation": implementation.name, "ignored_arguments": list(implementation.ignored)}
+    return about | machine(implementation.device, interpreted)
+
+
+def machine(device: str, interpreted: bool) -> dict[str, Any]:
+    """The part of it that does not depend on the implementation."""
     return {
-        "implementation": implementation.name,
-        "ignored_arguments": list(implementation.ignored),
-        "device": _device_name(implementation.device),
+        "device": _device_name(device),
         "interpreted": interpreted,
         "python": platform.python_version(),
         "versions": {name: version for name in LIBRARIES if (version := _version(name))},
@@ -188,7 +197,7 @@ def as_json(verdicts: Sequence[Verdict], about: dict[str, Any], expected: int) -
         "complete": len(verdicts) == expected,
         "cells": [_record(verdict) for verdict in verdicts],
     }
-    return _finite(document)
+    return finite(document)
 
 
 def _record(verdict: Verdict) -> dict[str, Any]:
@@ -206,11 +215,12 @@ def _record(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A copy for strict JSON: infinities and NaN are strings, which `float` reads."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -281,3 +281,22 @@ def test_exceptions_become_findings_with_their_text(judge: Callable[..., Verdict
 def test_an_output_without_gradient_is_a_finding(judge: Callable[..., Verdict]) -> None:
     verdict = judge(lambda x, w, eps, offset, casting_mode: x.detach() * 1)
     assert ("run", "dx") in {(f.check, f.tensor) for f in verdict.findings}
+
+
+def test_signed_errors_are_counted_in_quarter_ulps(judge: Callable[..., Verdict]) -> None:
+    case = dataclasses.replace(GEMMA, dtype="bfloat16")
+    spread = judge(Pair(lambda name, array: array), case).measures["y"]
+    assert sum(spread.errors.values()) == spread.bounded
+    assert set(spread.errors) == {-0.5, -0.25, 0.0, 0.25}  # one rounding to nearest
+    upwards = judge(Pair(lambda name, array: array + 2 * np.abs(np.spacing(array))), case).measures["y"]
+    assert min(upwards.errors) >= 0.75 and upwards.bias > 1.5  # an ulp is half as wide below a power of two
+    far = judge(Pair(lambda name, array: array * 2), case).measures["y"].errors
+    assert set(far) == {-4.25, 4.0}
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 41), (41,), (0, 41)])
+def test_cancellation_is_measured_by_row(judge: Callable[..., Verdict], shape: tuple[int, ...]) -> None:
+    measures = judge(Pair(lambda name, array: array), dataclasses.replace(GEMMA, shape=shape)).measures
+    rows = measures["dx"].cancellation
+    assert len(rows) == np.prod(shape[:-1]) and all(condition >= 1 and worst > 0 for condition, worst in rows)
+    assert measures["y"].cancellation == ()

@@ -1,0 +1,120 @@
+"""Every peer in every mode that it claims: what its bits are nearest to, and where it leaves the bounds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from references import arrays, numpy_reference, report
+from references.cases import Case, make_inputs
+from references.conformance import Verdict, check_all
+from references.implementation import Implementation, load
+from references.peers.registry import Peer
+from references.spec import CastingMode
+
+LARGE = (256, 1024)  # enough elements for the rare ones, in which gradients cancel
+SIXTEEN_BITS = ("float16", "bfloat16")  # elsewhere the modes agree
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One kind of finding in one dtype."""
+
+    check: str
+    tensor: str
+    dtype: str
+    cells: int  # that show it
+    of: int  # cells of that dtype
+    worst: float | None  # the largest error / tolerance, where a value leaves its bound
+    message: str  # of the worst cell
+    case: str  # its id
+
+
+def survey(peer: Peer, device: str, level: Sequence[Case]) -> dict[str, Any]:
+    """Judge an installed peer, as a record for JSON: its claims, its versions, and a judgement for each mode.
+
+    Args:
+        peer: whom.
+        device: "cpu" or "cuda".
+        level: cells to choose from; the large ones are added.
+    """
+    modes = peer.casting_modes or (nearest(roundings(_load(peer, device, "gemma"), large_cell(peer, "gemma"))),)
+    return {
+        "name": peer.name,
+        "title": peer.title,
+        "versions": peer.versions,
+        "claims": peer.claims,
+        "documented": bool(peer.casting_modes),
+        "modes": [_judge(peer, device, mode, level) for mode in modes],
+    }
+
+
+def large_cell(peer: Peer, mode: str, dtype: str = "bfloat16") -> Case:
+    """A cell of noise within the peer's claims, large enough to tell the modes apart."""
+    offset = 0.0 if peer.offsets is None else peer.offsets[0]
+    weight = "same" if "same" in peer.weights else "none"
+    return Case(mode, offset, dtype, weight, False, LARGE, 1e-6)
+
+
+def cells(peer: Peer, mode: str, level: Iterable[Case]) -> list[Case]:
+    """What the peer is judged on in one mode."""
+    chosen = [large_cell(peer, mode, dtype) for dtype in peer.dtypes]
+    return chosen + [case for case in level if case.casting_mode == mode and peer.admits(case) and not peer.compiles]
+
+
+def roundings(implementation: Implementation, case: Case) -> dict[str, float]:
+    """The share of Y's elements that have the bits of each casting mode, on a cell's inputs; empty without a Y."""
+    inputs = make_inputs(case)
+    y = implementation.run(case, inputs).y
+    if y is None or arrays.dtype_name(y) != case.dtype:
+        return {}
+    shares = {}
+    for mode in CastingMode:
+        wanted, _ = numpy_reference.forward(
+            inputs.x, inputs.w, eps=case.eps, offset=case.offset, casting_mode=str(mode)
+        )
+        shares[str(mode)] = float((arrays.bits(y) == arrays.bits(wanted)).mean())
+    return shares
+
+
+def nearest(shares: dict[str, float]) -> str:
+    """The mode with the largest share; of equals, and of none, gemma, which rounds least."""
+    return max(shares, key=lambda mode: (shares[mode], mode == "gemma"), default="gemma")
+
+
+def deviations(verdicts: Iterable[Verdict]) -> list[Deviation]:
+    """The findings by check, tensor and dtype. Wrong values imply wrong bits, which are then not told again."""
+    cells: dict[str, int] = defaultdict(int)
+    kinds = defaultdict(list)
+    for verdict in verdicts:
+        cells[verdict.case.dtype] += 1
+        wrong = {finding.tensor for finding in verdict.findings if finding.check == "value"}
+        for finding in verdict.findings:
+            if finding.check not in ("rounding", "exact") or finding.tensor not in wrong:
+                check = "rounding" if finding.check == "exact" else finding.check
+                kinds[check, finding.tensor, verdict.case.dtype].append((finding, verdict.case.id))
+    result = []
+    for (check, tensor, dtype), found in kinds.items():
+        worst, case = max(found, key=lambda item: item[0].ratio or 0)
+        ratio = worst.ratio if check == "value" else None
+        shown = len({case for _, case in found})
+        result.append(Deviation(check, tensor, dtype, shown, cells[dtype], ratio, worst.message, case))
+    return result
+
+
+def _load(peer: Peer, device: str, mode: str) -> Implementation:
+    return load(f"references.peers:{peer.name}", device, mode)
+
+
+def _judge(peer: Peer, device: str, mode: str, level: Sequence[Case]) -> dict[str, Any]:
+    implementation = _load(peer, device, mode)
+    verdicts = check_all(implementation, cells(peer, mode, level), lambda verdict: None)
+    bits = {d: roundings(implementation, large_cell(peer, mode, d)) for d in SIXTEEN_BITS if d in peer.dtypes}
+    return {
+        "mode": mode,
+        "roundings": bits,
+        "rows": [asdict(row) for row in report.summarize(verdicts)],
+        "deviations": [asdict(deviation) for deviation in deviations(verdicts)],
+    }
