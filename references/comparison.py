@@ -19,7 +19,7 @@ from references.tolerances import Bound
 class Finding:
     """One deviation. The fields after `message` are given where one element shows it."""
 
-    check: str  # run, dtype, shape, special, value, rounding, exact, contract
+    check: str  # run, dtype, shape, special, value, rounding, exact, contract, refusal, repeat
     tensor: str
     message: str
     index: tuple[int, ...] | None = None
