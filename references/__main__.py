@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -28,6 +29,7 @@ from references.explanation import typical_tolerances
 from references.implementation import LoadError
 from references.isolation import TIME_LIMIT, Isolated
 from references.probing import Probe, probe
+from references.shrinking import shrink as shrink_verdict
 from references.spec import CastingMode
 
 REFERENCES = ("numpy", "torch", "jax")
@@ -109,6 +111,7 @@ def explain(
     casting_mode: FixedMode = None,
     profile_file: ProfileFile = None,
     time_limit: TimeLimit = TIME_LIMIT,
+    shrink: Annotated[bool, typer.Option("--shrink", help="Also find the smallest shape that fails alike.")] = False,
 ) -> None:
     """Run one cell again and take its worst element apart: every term of its tolerance."""
     case = _find(case_id)
@@ -116,8 +119,13 @@ def explain(
     with _open(target, device, casting_mode, time_limit) as candidate:
         found = _probe(candidate, claims)
         print(report.header(_about(candidate, found)))
-        verdict = check_case(found.implementation, case, found.profile, repeat=True)
-    print("\n".join(explain_verdict(verdict)))
+        judge = partial(check_case, found.implementation, profile=found.profile, repeat=True)
+        verdict = judge(case)
+        print("\n".join(explain_verdict(verdict)))
+        if shrink and verdict.status == "fail":
+            smallest = shrink_verdict(judge, verdict)
+            print(f"\nthe smallest shape that fails alike: {smallest.case.shape}")
+            print("\n".join(explain_verdict(smallest)))
     raise typer.Exit(report.exit_code([verdict]))
 
 
