@@ -62,7 +62,7 @@ def test_places(rows: object, columns: object, says: str) -> None:
     ("change", "says"),
     [
         (lambda v: 2 * v, "all elements, by one factor 2: usually a constant"),
-        (lambda v: v * np.sqrt(800 / 1024), "all elements, by one factor 0.883883: usually a constant"),
+        (lambda v: v * np.sqrt(800 / 1024), "all elements, by one factor 0.884: usually a constant"),
         (lambda v: v * 1.0005 * (1 + 1e-6 * RNG.standard_normal(v.shape)), "all elements, by one factor 1.0005"),
         (lambda v: v * RNG.uniform(2, 3, (ROWS, 1)), "all elements, each row by a factor of its own: usually RSTD"),
         (
