@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,13 +20,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from references import cases, interpreter, page, report
+from references import cases, page, profile, report
 from references.cases import Case
-from references.conformance import Verdict, check_all
+from references.conformance import EVERYTHING, Verdict, check_all
 from references.conformance import check as check_case
 from references.explanation import explain as explain_verdict
 from references.explanation import typical_tolerances
-from references.implementation import Implementation, LoadError, load
+from references.implementation import LoadError
+from references.isolation import TIME_LIMIT, Isolated
+from references.probing import Probe, probe
+from references.shrinking import shrink as shrink_verdict
 from references.spec import CastingMode
 
 REFERENCES = ("numpy", "torch", "jax")
@@ -55,6 +59,11 @@ OnDevice = Annotated[Device, typer.Option(help="Where PyTorch candidates run.")]
 FixedMode = Annotated[
     CastingMode | None, typer.Option(help="The mode that a candidate without such an argument computes.")
 ]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option("--profile", metavar="FILE", help="What the candidate claims (TOML or Python); the rest is probed."),
+]
+TimeLimit = Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="For one cell; then it counts as hanging.")]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__)
 console = Console(soft_wrap=True)
@@ -67,15 +76,19 @@ def check(
     device: OnDevice = Device.AUTO,
     case: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this cell; repeatable.")] = None,
     casting_mode: FixedMode = None,
+    profile_file: ProfileFile = None,
+    time_limit: TimeLimit = TIME_LIMIT,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every number.")] = None,
     html_folder: Annotated[Path | None, typer.Option("--html", metavar="DIR", help="A page to read.")] = None,
 ) -> None:
     """Judge an RMSNorm implementation."""
     selected = [_find(case_id) for case_id in case] if case else cases.LEVELS[level]
+    claims = _claims(profile_file)
     _prepare_outputs(json_file, html_folder)
-    implementation, interpreted = _load(target, device, casting_mode)
-    about = report.environment(implementation, interpreted)
-    verdicts = _judge(implementation, about, selected)
+    with _open(target, device, casting_mode, time_limit) as candidate:
+        found = _probe(candidate, claims)
+        about = _about(candidate, found)
+        verdicts = _judge(found, about, selected)
     if json_file:
         json_file.write_text(json.dumps(report.as_json(verdicts, about, len(selected)), indent=1))
     if html_folder:
@@ -96,13 +109,23 @@ def explain(
     target: Target,
     device: OnDevice = Device.AUTO,
     casting_mode: FixedMode = None,
+    profile_file: ProfileFile = None,
+    time_limit: TimeLimit = TIME_LIMIT,
+    shrink: Annotated[bool, typer.Option("--shrink", help="Also find the smallest shape that fails alike.")] = False,
 ) -> None:
     """Run one cell again and take its worst element apart: every term of its tolerance."""
     case = _find(case_id)
-    implementation, interpreted = _load(target, device, casting_mode)
-    verdict = check_case(implementation, case)
-    print(report.header(report.environment(implementation, interpreted)))
-    print("\n".join(explain_verdict(verdict)))
+    claims = _claims(profile_file)
+    with _open(target, device, casting_mode, time_limit) as candidate:
+        found = _probe(candidate, claims)
+        print(report.header(_about(candidate, found)))
+        judge = partial(check_case, found.implementation, profile=found.profile, repeat=True)
+        verdict = judge(case)
+        print("\n".join(explain_verdict(verdict)))
+        if shrink and verdict.status == "fail":
+            smallest = shrink_verdict(judge, verdict)
+            print(f"\nthe smallest shape that fails alike: {smallest.case.shape}")
+            print("\n".join(explain_verdict(smallest)))
     raise typer.Exit(report.exit_code([verdict]))
 
 
@@ -123,9 +146,9 @@ def selftest(level: Annotated[Level, typer.Option(help="How many cells.")] = Lev
     present = [name for name in REFERENCES if importlib.util.find_spec(name)]
     codes = []
     for name in present:
-        implementation, interpreted = _load(f"references.{name}_reference", Device.CPU, None)
-        about = report.environment(implementation, interpreted)
-        codes.append(report.exit_code(_judge(implementation, about, cases.LEVELS[level])))
+        with _open(f"references.{name}_reference", Device.CPU, None) as candidate:
+            everything = Probe(candidate, EVERYTHING)
+            codes.append(report.exit_code(_judge(everything, _about(candidate, everything), cases.LEVELS[level])))
     for name in sorted(set(REFERENCES) - set(present)):
         console.print(f"{name} is not installed: its reference was not judged", style="red")
     raise typer.Exit(max(codes))
@@ -178,13 +201,16 @@ def peers(
         _refuse(str(error))
 
 
-def _judge(implementation: Implementation, about: dict[str, Any], selected: Sequence[Case]) -> list[Verdict]:
+def _judge(found: Probe, about: dict[str, Any], selected: Sequence[Case]) -> list[Verdict]:
     """Check the cells with a progress bar, then print table, findings and conclusion."""
-    console.print(report.header(about), highlight=False, markup=False)
+    for line in (report.header(about), *report.claims(found.profile, found.notes)):
+        console.print(line, highlight=False, markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(implementation.name, total=len(selected))
-        verdicts = check_all(implementation, selected, lambda verdict: progress.advance(task))
+        task = progress.add_task(found.implementation.name, total=len(selected))
+        verdicts = check_all(
+            found.implementation, selected, lambda verdict: progress.advance(task), profile=found.profile
+        )
     console.print(report.table(verdicts))
     for line in report.complaints(verdicts):
         console.print(line, highlight=False, markup=False)
@@ -192,15 +218,29 @@ def _judge(implementation: Implementation, about: dict[str, Any], selected: Sequ
     return verdicts
 
 
-def _load(target: str, device: Device, casting_mode: CastingMode | None) -> tuple[Implementation, bool]:
-    """The candidate, and whether Triton is interpreted, which must be decided before Triton is imported."""
-    interpreted = all(map(importlib.util.find_spec, ("torch", "triton"))) and interpreter.install()
-    sys.path.insert(0, os.getcwd())  # a candidate may be a file right here
-    if device is Device.AUTO and interpreted:
-        device = Device.CPU
+def _open(target: str, device: Device, casting_mode: CastingMode | None, time_limit: float = TIME_LIMIT) -> Isolated:
+    """The candidate, in a process of its own; it may be a file right here."""
     try:
-        return load(target, str(device), casting_mode and str(casting_mode)), interpreted
+        return Isolated(target, str(device), casting_mode and str(casting_mode), time_limit, [os.getcwd()])
     except LoadError as error:
+        _refuse(str(error))
+
+
+def _probe(candidate: Isolated, claims: dict[str, Any]) -> Probe:
+    try:
+        return probe(candidate, claims)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _about(candidate: Isolated, found: Probe) -> dict[str, Any]:
+    return report.environment(found.implementation, candidate.interpreted, found.profile, found.notes)
+
+
+def _claims(profile_file: Path | None) -> dict[str, Any]:
+    try:
+        return profile.read(profile_file) if profile_file else {}
+    except profile.ProfileError as error:
         _refuse(str(error))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from references import arrays, tolerances
+from references import arrays, diagnosis, tolerances
 from references.tolerances import Bound
 
 QUARTERS = 16  # errors of so many quarter ulps and more are counted together, on either side
@@ -24,7 +24,7 @@ CANCELLING = 2  # ulps between the ends of an enclosure, of which more than two 
 class Finding:
     """One deviation. The fields after `message` are given where one element shows it."""
 
-    check: str  # run, dtype, shape, special, value, rounding, exact, contract
+    check: str  # run, dtype, shape, special, value, rounding, exact, contract, refusal, repeat
     tensor: str
     message: str
     index: tuple[int, ...] | None = None
@@ -35,6 +35,7 @@ class Finding:
     ulps: int | None = None
     ratio: float | None = None  # |got - oracle| / tolerance; NaN where the bound does not apply
     largest_term: str | None = None
+    pattern: str | None = None  # where the wrong elements lie, and what usually causes that
 
     def __str__(self) -> str:
         where = f"{self.tensor}{list(self.index)}" if self.index is not None else self.tensor
@@ -45,6 +46,7 @@ class Finding:
         return (
             f"{text}; got {self.got!r} ({self.got_bits}), wanted {self.wanted!r} ({self.wanted_bits}), "
             f"{self.ulps} ulp apart, {self.ratio:.3g} of the tolerance{term}"
+            f"{f'; {self.pattern}' if self.pattern else ''}"
         )
 
 
@@ -153,13 +155,13 @@ class Comparison:
         for name, differs in self._patterns():
             if differs.any():
                 message = f"{name} differs in {differs.sum()} of {differs.size} elements"
-                yield self._at(_largest(differs), "special", message)
+                yield self._at(_largest(differs), "special", message, differs)
 
     def _values(self) -> Iterator[Finding]:
         outside = np.isfinite(self.got) & (self.bound.ratio(self.got) > 1)
         if outside.any():
             message = f"outside the tolerance in {outside.sum()} of {outside.size} elements"
-            yield self._at(_largest(np.where(outside, self.bound.ratio(self.got), -1)), "value", message)
+            yield self._at(_largest(np.where(outside, self.bound.ratio(self.got), -1)), "value", message, outside)
 
     def _rounding(self) -> Iterator[Finding]:
         outside = np.isfinite(self.got) & self.bound.misrounded(self.got)
@@ -168,7 +170,7 @@ class Comparison:
                 f"cannot come from the rounding points of {self.casting_mode} "
                 f"in {outside.sum()} of {outside.size} elements"
             )
-            yield self._at(_largest(np.where(outside, self._ulps(), -1)), "rounding", message)
+            yield self._at(_largest(np.where(outside, self._ulps(), -1)), "rounding", message, outside)
 
     def _exactness(self) -> Iterator[Finding]:
         here = self.bound.applies & np.isfinite(self.got)
@@ -179,13 +181,14 @@ class Comparison:
         most = tolerances.exact_ulps(self.tensor, dtype, self.casting_mode)
         if not self.exactness or least is None:
             return
-        rate = (self._same_bits() & here).sum() / size
+        differs = ~self._same_bits() & here
+        rate = 1 - differs.sum() / size
         at = _largest(np.where(here, self._ulps(), -1))
         if rate < least:
             message = f"{rate:.4f} of the elements equal the reference bit for bit, demanded is {least:.4f}"
-            yield self._at(at, "exact", message)
+            yield self._at(at, "exact", message, differs)
         if most is not None and self._ulps()[at] > most:
-            yield self._at(at, "exact", f"at most {most} ulp from the reference is allowed")
+            yield self._at(at, "exact", f"at most {most} ulp from the reference is allowed", self._ulps() > most)
 
     def _same_bits(self) -> np.ndarray:
         return arrays.bits(self.got) == arrays.bits(self.wanted)
@@ -193,7 +196,7 @@ class Comparison:
     def _ulps(self) -> np.ndarray:
         return arrays.ulp_distance(self.got, self.wanted)
 
-    def _at(self, index: tuple[int, ...], check: str, message: str) -> Finding:
+    def _at(self, index: tuple[int, ...], check: str, message: str, wrong: np.ndarray) -> Finding:
         got_bits, wanted_bits = (f"0x{int(arrays.bits(a)[index]):0{2 * a.itemsize}x}" for a in (self.got, self.wanted))
         return Finding(
             check,
@@ -207,7 +210,12 @@ class Comparison:
             int(self._ulps()[index]),
             float(self.bound.ratio(self.got)[index]),
             self.bound.largest_term(index) if self.bound.applies[index] else None,
+            self._pattern(wrong),
         )
+
+    def _pattern(self, wrong: np.ndarray) -> str | None:
+        arrays = wrong, self.got.astype(np.longdouble), self.bound.value
+        return diagnosis.pattern(*(array[..., None] if self.tensor == "rstd" else array for array in arrays))
 
 
 def _largest(values: np.ndarray) -> tuple[int, ...]:

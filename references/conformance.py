@@ -1,26 +1,29 @@
 """check(implementation, case) -> Verdict: run one cell and judge it, always in the same order.
 
 It runs; each tensor has the right dtype, shape, special values, values and rounding points; the contract
-holds, so nothing is written but what the specification permits.
+holds, so nothing is written but what the specification permits, and results follow from the inputs alone.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from references import numpy_reference, tolerances
+from references import modes, numpy_reference, tolerances
+from references.behaviour import Behaviour
 from references.cases import Case, Inputs, make_inputs
 from references.comparison import Comparison, Finding, Measure
 from references.implementation import Implementation, Outputs
 from references.layouts import Contract
+from references.profile import Profile
+from references.rounding import SEQUENTIAL, Arithmetic
 from references.tolerances import Bound
 
 TENSORS = ("y", "rstd", "dx", "dw")
+EVERYTHING = Profile()
 
 
 @dataclass
@@ -33,49 +36,96 @@ class Verdict:
     seconds: float = 0.0  # that the candidate took
     findings: list[Finding] = field(default_factory=list)
     measures: dict[str, Measure] = field(default_factory=dict)  # by tensor
+    computes: str | None = None  # the other casting mode that a wrong Y shows
+    behaviour: Behaviour | None = None  # where several runs were made
 
 
-def check(implementation: Implementation, case: Case) -> Verdict:
-    """Run `implementation` on one cell and judge it. What the candidate raises becomes a finding."""
+def check(
+    implementation: Implementation, case: Case, profile: Profile = EVERYTHING, *, repeat: bool = False
+) -> Verdict:
+    """Run `implementation` on one cell and judge it. What the candidate raises becomes a finding.
+
+    Args:
+        implementation: the candidate.
+        case: the cell.
+        profile: what the candidate claims. A cell that it does not claim has to be refused with an error; it counts
+            as unsupported, and fails where a wrong result comes instead.
+        repeat: run the cell five times, to see whether bits repeat and results follow the inputs.
+    """
     inputs = make_inputs(case)
-    started = time.perf_counter()
     outputs = implementation.run(case, inputs)
-    verdict = Verdict(case, seconds=time.perf_counter() - started)
+    verdict = Verdict(case, seconds=outputs.seconds)
+    unclaimed = profile.unclaimed(case)
     if outputs.unsupported is not None:
         verdict.status, verdict.reason = "unsupported", outputs.unsupported
         return verdict
+    if unclaimed is not None and outputs.error is not None:
+        verdict.status, verdict.reason = "unsupported", f"{unclaimed}; refused with {outputs.error.partition(':')[0]}"
+        return verdict
     verdict.findings += _run_findings(case, outputs)
-    for comparison in compare(case, inputs, outputs):
+    for comparison in compare(case, inputs, outputs, profile.arithmetic):
         verdict.findings += comparison.findings()
         measure = comparison.measure()
         if measure is not None:
             verdict.measures[comparison.tensor] = measure
     if outputs.contract is not None:
         verdict.findings += _contract_findings(case, outputs.contract)
+    if unclaimed is not None:
+        return _unrefused(verdict, unclaimed)
+    if outputs.y is not None and any((f.check, f.tensor) in WRONG_Y for f in verdict.findings):
+        shown = modes.computed_mode(case, inputs, outputs.y, profile.arithmetic)
+        verdict.computes = shown if shown != case.casting_mode else None
+    if repeat and case.n_rows and outputs.contract is not None:
+        verdict.behaviour = implementation.behaviour(case, inputs)
+        verdict.findings += _behaviour_findings(profile, verdict.behaviour)
     verdict.status = "fail" if verdict.findings else "pass"
     return verdict
 
 
+WRONG_Y = {("value", "y"), ("rounding", "y"), ("exact", "y")}
+
+
 def check_all(
-    implementation: Implementation, cases: Iterable[Case], on_verdict: Callable[[Verdict], object]
+    implementation: Implementation,
+    cases: Iterable[Case],
+    on_verdict: Callable[[Verdict], object],
+    profile: Profile = EVERYTHING,
 ) -> list[Verdict]:
-    """Check cell after cell and tell `on_verdict` of each. Interrupted (Ctrl-C), it returns what there is."""
+    """Check cell after cell and tell `on_verdict` of each. Interrupted (Ctrl-C), it returns what there is.
+
+    The plainest cell of each casting mode and dtype is run several times.
+    """
+    cases = list(cases)
+    repeated = plainest(cases)
     verdicts: list[Verdict] = []
     try:
         for case in cases:
-            verdicts.append(check(implementation, case))
+            verdicts.append(check(implementation, case, profile, repeat=case in repeated))
             on_verdict(verdicts[-1])
     except KeyboardInterrupt:
         pass
     return verdicts
 
 
-def compare(case: Case, inputs: Inputs, outputs: Outputs) -> Iterator[Comparison]:
+def plainest(cases: Iterable[Case]) -> set[Case]:
+    """One cell of each casting mode and dtype: the first with rows and the fewest unusual settings."""
+    found: dict[tuple[str, str], tuple[int, Case]] = {}
+    for case in cases:
+        layouts = (case.x_layout, case.dy_layout, case.w_layout)
+        unusual = sum(layout != "contiguous" for layout in layouts)
+        unusual += (case.offset != 0) + (case.weight != "same") + (case.data != "normal") + (case.row_mode is not None)
+        kind = str(case.casting_mode), case.dtype
+        if case.n_rows and (kind not in found or unusual < found[kind][0]):
+            found[kind] = unusual, case
+    return {case for _, case in found.values()}
+
+
+def compare(case: Case, inputs: Inputs, outputs: Outputs, arithmetic: Arithmetic = SEQUENTIAL) -> Iterator[Comparison]:
     """Each tensor that `outputs` holds beside what it should be."""
     about = _settings(case)
     y, rstd = numpy_reference.forward(inputs.x, inputs.w, **about)
     dx, dw = numpy_reference.backward(inputs.dy, inputs.x, inputs.w, **about)
-    bounds = reference_bounds(case, inputs)
+    bounds = reference_bounds(case, inputs, arithmetic)
     exactness = case.data == "normal" and not case.structured
     for tensor, wanted in zip(TENSORS, (y, rstd, dx, dw), strict=True):
         got = getattr(outputs, tensor)
@@ -84,9 +134,9 @@ def compare(case: Case, inputs: Inputs, outputs: Outputs) -> Iterator[Comparison
             yield Comparison(tensor, got, wanted, bounds[tensor], str(case.casting_mode), exactness, condition)
 
 
-def reference_bounds(case: Case, inputs: Inputs) -> dict[str, Bound]:
+def reference_bounds(case: Case, inputs: Inputs, arithmetic: Arithmetic = SEQUENTIAL) -> dict[str, Bound]:
     """The oracle's values and the tolerances around them, by tensor; no "dw" without a weight."""
-    about = _settings(case) | {"structured": case.structured}
+    about = _settings(case) | {"structured": case.structured, "arithmetic": arithmetic}
     forward = tolerances.forward_bounds(inputs.x, inputs.w, **about)
     return forward | tolerances.backward_bounds(inputs.dy, inputs.x, inputs.w, **about)
 
@@ -104,8 +154,9 @@ def _settings(case: Case) -> dict[str, Any]:
 
 
 def _run_findings(case: Case, outputs: Outputs) -> Iterator[Finding]:
-    if outputs.error is not None:
-        yield Finding("run", "y" if outputs.y is None else "dx", f"raised {outputs.error}")
+    if outputs.error is not None or outputs.died is not None:
+        message = f"raised {outputs.error}" if outputs.died is None else outputs.died
+        yield Finding("run", "y" if outputs.y is None else "dx", message)
         return
     if outputs.y is None:
         yield Finding("run", "y", "nothing was returned")
@@ -116,6 +167,29 @@ def _run_findings(case: Case, outputs: Outputs) -> Iterator[Finding]:
             yield Finding("run", "dw", "no gradient was returned")
         if outputs.dw is not None and case.w_dtype is None:
             yield Finding("run", "dw", "a gradient was returned, but there is no weight")
+
+
+def _unrefused(verdict: Verdict, unclaimed: str) -> Verdict:
+    """What was not claimed and yet computed: right it is merely unsupported, wrong it should have been refused."""
+    if not verdict.findings:
+        verdict.status, verdict.reason = "unsupported", f"{unclaimed}; computed right all the same"
+    else:
+        worst = verdict.findings[0]
+        message = f"{unclaimed}, and no error says so: {worst}"
+        verdict.status, verdict.findings = "fail", [Finding("refusal", worst.tensor, message)]
+    return verdict
+
+
+def _behaviour_findings(profile: Profile, behaviour: Behaviour) -> Iterator[Finding]:
+    """Bits have to repeat unless the profile says that they don't; what the batch does is judged where claimed."""
+    if behaviour.error is not None:
+        yield Finding("repeat", "y", f"run again on the same arguments, it {behaviour.error}")
+    for name in behaviour.stale:
+        yield Finding("repeat", name, "other content at the same address gives the same bits: an old result came back")
+    for name in behaviour.unrepeated if profile.repeatable else ():
+        yield Finding("repeat", name, "a second run on the same content gives other bits")
+    for name in (behaviour.batch_dependent or ()) if profile.batch_invariant else ():
+        yield Finding("repeat", name, "a row has other bits alone than in the batch")
 
 
 def _contract_findings(case: Case, contract: Contract) -> Iterator[Finding]:

@@ -17,6 +17,8 @@ def explain(verdict: Verdict) -> list[str]:
     """Lines of text: the outcome, then for each tensor the worst element with every term, then the findings."""
     reason = f": {verdict.reason}" if verdict.reason else ""
     lines = [f"{verdict.case.id}: {verdict.status}{reason}"]
+    if verdict.computes is not None:
+        lines.append(f"its Y has the rounding of {verdict.computes}, claimed is {verdict.case.casting_mode}")
     for tensor, measure in verdict.measures.items():
         lines += ["", *_tensor(tensor, measure)]
     lines += ["", *(str(finding) for finding in verdict.findings)] if verdict.findings else []

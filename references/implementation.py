@@ -12,12 +12,14 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from references import arrays
+from references import arrays, behaviour
+from references.behaviour import Behaviour
 from references.cases import Case, Inputs
 from references.layouts import Arguments, Contract
 from references.signatures import Signature
@@ -32,7 +34,8 @@ class Outputs:
     """What a run gave: arrays as the candidate returned them, and what it did to its arguments.
 
     `unsupported` says which setting of the case the candidate's signature cannot express; `error` is the
-    exception that it raised. In both cases arrays may be missing. `rstd` is None where it is not exposed.
+    exception that it raised; `died` is how its process ended instead of answering. In these cases arrays may be
+    missing. `rstd` is None where it is not exposed.
     """
 
     y: np.ndarray | None = None
@@ -41,11 +44,16 @@ class Outputs:
     dw: np.ndarray | None = None
     unsupported: str | None = None
     error: str | None = None
+    died: str | None = None
+    seconds: float = 0.0  # that the candidate took
     contract: Contract | None = None  # what became of the arguments; None where the run did not end
 
 
 class Implementation(Protocol):
-    """A loaded candidate. `ignored` are the permissions (in_place, row_mode) that it has no argument for."""
+    """A loaded candidate. `ignored` are the permissions (in_place, row_mode) that it has no argument for.
+
+    `takes_mode` says whether it has an argument for the casting mode, `fixed_mode` which one it computes otherwise.
+    """
 
     @property
     def name(self) -> str: ...
@@ -56,8 +64,22 @@ class Implementation(Protocol):
     @property
     def ignored(self) -> tuple[str, ...]: ...
 
+    @property
+    def takes_mode(self) -> bool: ...
+
+    @property
+    def fixed_mode(self) -> str | None: ...
+
     def run(self, case: Case, inputs: Inputs) -> Outputs:
         """Forward and backward on `inputs`, laid out as the case says. Exceptions become `error`."""
+        ...
+
+    def behaviour(self, case: Case, inputs: Inputs) -> Behaviour:
+        """What several runs show (`behaviour.observe`) of a cell that `run` computes."""
+        ...
+
+    def with_mode(self, casting_mode: str) -> Self:
+        """The same candidate, said to compute this mode."""
         ...
 
 
@@ -79,17 +101,49 @@ class Candidate:
     def ignored(self) -> tuple[str, ...]:
         return tuple(name for name in ("in_place", "row_mode") if name not in self.meanings)
 
+    @property
+    def takes_mode(self) -> bool:
+        return "casting_mode" in self.meanings
+
+    def with_mode(self, casting_mode: str) -> Self:
+        return replace(self, fixed_mode=casting_mode)
+
     def run(self, case: Case, inputs: Inputs) -> Outputs:
         outputs = Outputs(unsupported=self._unsupported(case))
         if outputs.unsupported is None:
+            started = perf_counter()
             try:
                 with np.errstate(all="ignore"):  # IEEE's answers are specified, in NumPy and in the interpreter
                     self._run(case, inputs, outputs)
             except Exception as error:  # a stranger's code may raise anything: a finding, not a crash
                 outputs.error = f"{type(error).__name__}: {error}"
+            outputs.seconds = perf_counter() - started
         return outputs
 
+    def behaviour(self, case: Case, inputs: Inputs) -> Behaviour:
+        def results(case: Case, arguments: Arguments) -> behaviour.Results:
+            outputs = Outputs()
+            self._compute(case, arguments, outputs)
+            return {"y": outputs.y, "rstd": outputs.rstd, "dx": outputs.dx, "dw": outputs.dw}
+
+        try:
+            with np.errstate(all="ignore"):
+                return behaviour.observe(case, inputs, self._arguments, results)
+        except Exception as error:
+            return Behaviour(error=f"raised {type(error).__name__}: {error}")
+
     def _run(self, case: Case, inputs: Inputs, outputs: Outputs) -> None:
+        self._compute(case, self._arguments(case, inputs), outputs)
+
+    def _arguments(self, case: Case, inputs: Inputs) -> Arguments:
+        return Arguments(case, inputs, self._library, self.device)
+
+    @property
+    def _library(self) -> str:
+        return "torch"
+
+    def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
+        """Fill `outputs` one after the other: what came before an exception is judged too."""
         raise NotImplementedError
 
     def _unsupported(self, case: Case) -> str | None:
@@ -107,9 +161,11 @@ class Candidate:
 class ForwardBackward(Candidate):
     """A pair: forward(x, w, …) -> y or (y, rstd), and backward(dy, x, w, …) -> dx or (dx, dw)."""
 
-    def _run(self, case: Case, inputs: Inputs, outputs: Outputs) -> None:
-        library = _array_library(self.target.forward)
-        arguments = Arguments(case, inputs, library, self.device)
+    @property
+    def _library(self) -> str:
+        return _array_library(self.target.forward)
+
+    def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
         values = _settings(case) | arguments.views
         args, keywords = self.signature.bind(values)
         y, rstd = _pair(self.target.forward(*args, **keywords))
@@ -123,10 +179,9 @@ class ForwardBackward(Candidate):
 class Function(Candidate):
     """A PyTorch callable that autograd differentiates."""
 
-    def _run(self, case: Case, inputs: Inputs, outputs: Outputs) -> None:
+    def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
         import torch
 
-        arguments = Arguments(case, inputs, "torch", self.device)
         x, dy, w = (arguments.views[name] for name in ("x", "dy", "w"))
         x.requires_grad_()
         leaves = [x]
@@ -134,6 +189,8 @@ class Function(Candidate):
             w = torch.nn.Parameter(w)  # keeps storage and strides, and modules accept nothing else
             leaves.append(w)
         y = self._call(case, x, w)
+        if not isinstance(y, torch.Tensor):
+            raise TypeError(f"a {type(y).__name__} was returned, not a tensor")
         rstd = _saved_rstd(y, x, w)
         outputs.y, outputs.rstd = _array(y), _array(rstd)
         dx = dw = None
@@ -195,14 +252,16 @@ def load(target: str, device: str = "cpu", fixed_mode: str | None = None) -> Imp
         found: Any = importlib.import_module(module_name)
         for name in filter(None, attribute.split(".")):
             found = getattr(found, name)
-        kind, signature = _kind(found)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise LoadError(f"cannot load {target!r}: {error}") from error
+        candidate, signature = _kind(found)
+    except Exception as error:  # importing a stranger's module may raise anything
+        expected = isinstance(error, ImportError | AttributeError | ValueError | TypeError)
+        kind = "" if expected else f"{type(error).__name__}: "
+        raise LoadError(f"cannot load {target!r}: {kind}{' '.join(str(error).split())}") from error
     if device == "auto":
         device = "cuda" if _sees_gpu() else "cpu"
     if device == "cuda" and not _sees_gpu():
         raise LoadError("cuda was asked for, but PyTorch sees no GPU")
-    return kind(target, found, device, signature, fixed_mode)
+    return candidate(target, found, device, signature, fixed_mode)
 
 
 def _kind(found: Any) -> tuple[type[Candidate], Signature]:
@@ -266,8 +325,15 @@ def _saved_rstd(y: Any, x: Any, w: Any) -> Any:
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """A NumPy copy: later writes to `value` don't reach it."""
-    return None if value is None else arrays.to_numpy(value)
+    """A NumPy copy: later writes to `value` don't reach it. Raises TypeError where it is no array of numbers."""
+    if value is None:
+        return None
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise TypeError(f"a {type(value).__name__} was returned, not an array")
+    array = arrays.to_numpy(value)
+    if array.dtype.hasobject:
+        raise TypeError("an array of objects was returned")
+    return array
 
 
 def _pair(value: Any) -> tuple[Any, Any]:

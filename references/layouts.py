@@ -122,12 +122,26 @@ class Arguments:
             ("dy", inputs.dy, case.dy_layout),
             ("w", inputs.w, case.w_layout),
         )
+        self._library, self._device = library, device
+        self._layouts = {name: layout for name, _, layout in given}
         self._placed = {name: place(values, layout) for name, values, layout in given if values is not None}
         self._before = {name: arrays.bits(placed.storage).copy() for name, placed in self._placed.items()}
         self._storage: dict[str, Any] = {}
         self.views: dict[str, Any] = {"w": None}
         for name, placed in self._placed.items():
             self._storage[name], self.views[name] = placed.realise(library, device)
+
+    def refill(self, inputs: Inputs) -> None:
+        """Write other values of the same shapes where the old ones lie, poison and all; JAX gets new arrays."""
+        for name in self._placed:
+            placed = self._placed[name] = place(getattr(inputs, name), self._layouts[name])
+            if self._library == "torch":
+                self._storage[name].copy_(arrays.to_torch(placed.storage, self._device))
+            elif self._library == "numpy":
+                self._storage[name][...] = placed.storage
+            else:
+                self._storage[name], self.views[name] = placed.realise(self._library, self._device)
+            self._before[name] = arrays.bits(placed.storage).copy()
 
     def observe(self, early: Mapping[str, tuple[Any, np.ndarray | None]], late: Mapping[str, Any]) -> Contract:
         """Compare storage with what it was.

@@ -8,13 +8,15 @@ import os
 import platform
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from references.conformance import TENSORS, Verdict
+from references.conformance import EVERYTHING, TENSORS, Verdict
 from references.implementation import Implementation
+from references.profile import Profile
 from references.spec import DTYPES, CastingMode
 
 if TYPE_CHECKING:
@@ -96,6 +98,8 @@ def complaints(verdicts: Iterable[Verdict]) -> list[str]:
     for verdict in verdicts:
         if verdict.status == "unsupported":
             kinds[f"unsupported: {verdict.reason}"].append(verdict.case.id)
+        if verdict.computes is not None:
+            kinds[f"computes {verdict.computes} rounding, claimed {verdict.case.casting_mode}"].append(verdict.case.id)
         for finding in verdict.findings:
             kinds[f"{finding.check}: {TITLES.get(finding.tensor, finding.tensor)}"].append(
                 f"{verdict.case.id}: {finding}"
@@ -162,9 +166,22 @@ def _coloured(worst: Worst | None) -> str:
     return f"[{colour}]{text(worst).replace(', ', chr(10))}[/]"
 
 
-def environment(implementation: Implementation, interpreted: bool) -> dict[str, Any]:
-    """What the numbers depend on: implementation, device, versions, command; no paths."""
-    about = {"implementation": implementation.name, "ignored_arguments": list(implementation.ignored)}
+def environment(
+    implementation: Implementation,
+    interpreted: bool,
+    profile: Profile = EVERYTHING,
+    notes: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """What the numbers depend on: implementation, claims, device, versions, command; no paths.
+
+    `notes` says by setting why a probe did not find it claimed.
+    """
+    about = {
+        "implementation": implementation.name,
+        "ignored_arguments": list(implementation.ignored),
+        "profile": profile.as_dict(),
+        "not_claimed": dict(notes),
+    }
     return about | machine(implementation.device, interpreted)
 
 
@@ -189,6 +206,11 @@ def header(about: dict[str, Any]) -> str:
     return f"{about['implementation']} on {about['device']} ({kernels}); Python {about['python']}, {versions}"
 
 
+def claims(profile: Profile, notes: Mapping[str, str]) -> list[str]:
+    """The profile in lines of text, with what a probe found refused."""
+    return [f"claims: {profile}", *(f"  not {setting}: {reason}" for setting, reason in notes.items())]
+
+
 def as_json(verdicts: Sequence[Verdict], about: dict[str, Any], expected: int) -> dict[str, Any]:
     """Everything, with one record a cell; infinities and NaN are strings, because JSON has none."""
     document = {
@@ -210,6 +232,8 @@ def _record(verdict: Verdict) -> dict[str, Any]:
         "status": verdict.status,
         "reason": verdict.reason,
         "seconds": verdict.seconds,
+        "computes": verdict.computes,
+        "behaviour": asdict(verdict.behaviour) if verdict.behaviour is not None else None,
         "measures": measures,
         "findings": [asdict(finding) | {"text": str(finding)} for finding in verdict.findings],
     }

@@ -37,6 +37,11 @@ def tree_depth(n: int) -> int:
     return math.ceil(math.log2(max(n, 1)))
 
 
+def partials_depth(n: int, partials: int) -> int:
+    """The same for `partials` strided sums, one term after the other, and a balanced tree over them."""
+    return sequential_depth(math.ceil(n / partials)) + tree_depth(min(n, partials))
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """What a candidate declares of its arithmetic; by default IEEE, sums in any order."""

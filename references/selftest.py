@@ -9,17 +9,17 @@ most 1; where nothing comes near 1, mistakes would pass.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from references import tolerances
 from references.arrays import numpy_dtype
-from references.rounding import Arithmetic, pairwise_depth, sequential_depth, tree_depth
+from references.rounding import Arithmetic, pairwise_depth, partials_depth, sequential_depth, tree_depth
 from references.spec import DTYPES, ROUNDING_POINTS, CastingMode, compute_dtype
 
 TENSORS = ("y", "rstd", "dx", "dw")
@@ -49,16 +49,12 @@ def _strided(terms: np.ndarray) -> np.ndarray:
     return _tree(_sequential(np.swapaxes(parts, -1, -2)))
 
 
-def _strided_depth(n: int) -> int:
-    return math.ceil(n / PARTIALS) - 1 + tree_depth(PARTIALS)
-
-
 # name → the sum over the last axis, and its depth
 ORDERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[int], int]]] = {
     "pairwise": (lambda terms: np.ascontiguousarray(terms).sum(-1), pairwise_depth),
     "sequential": (_sequential, sequential_depth),
     "tree": (_tree, tree_depth),
-    "strided": (_strided, _strided_depth),
+    "strided": (_strided, partial(partials_depth, partials=PARTIALS)),
 }
 
 DATA = ("normal", "positive", "student", "outlier", "tiny", "aligned", "constant", "alternating")

@@ -1,0 +1,176 @@
+"""The cells as tests of a kernel author's own suite: `pytest -p references.pytest_plugin --rmsnorm-impl module:name`.
+
+Each cell is an item `rmsnorm::<case id>` with the marker `rmsnorm`, beside whatever else pytest collects, so that -k,
+-m, --lf, xdist and JUnit files work as for any test. It is a plugin to be named, not an entry point: an installed
+wheel changes nobody else's pytest run, and options in a `--pyargs` package would be unknown when pytest parses them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from references import profile, report
+from references.cases import LEVELS, Case
+from references.conformance import check, plainest
+from references.explanation import explain
+from references.implementation import LoadError
+from references.isolation import Isolated
+from references.probing import Probe, probe
+
+FOUND = pytest.StashKey[Probe]()
+CHILD = pytest.StashKey[Isolated]()
+CLAIMS = pytest.StashKey[Mapping[str, Any]]()
+XFAILS = pytest.StashKey[dict[str, str]]()
+
+
+class Deviation(Exception):
+    """A cell fails; the text takes it apart."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("rmsnorm", "judging an RMSNorm implementation")
+    group.addoption("--rmsnorm-impl", metavar="MODULE:NAME", help="The candidate; MODULE alone for a pair.")
+    group.addoption("--rmsnorm-level", choices=list(LEVELS), default="smoke", help="How many cells.")
+    group.addoption("--rmsnorm-device", choices=("auto", "cpu", "cuda"), default="auto", help="Where it runs.")
+    group.addoption("--rmsnorm-profile", type=Path, metavar="FILE", help="What it claims; the rest is probed.")
+    group.addoption(
+        "--rmsnorm-xfail",
+        type=Path,
+        metavar="FILE",
+        help="Cells that are known to fail: a case id and the reason on each line.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "rmsnorm: a cell in which an RMSNorm implementation is judged")
+    profile_file, xfail_file = config.getoption("rmsnorm_profile"), config.getoption("rmsnorm_xfail")
+    try:
+        config.stash[CLAIMS] = profile.read(profile_file) if profile_file else {}
+    except profile.ProfileError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[XFAILS] = _read_xfails(xfail_file) if xfail_file else {}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    target = config.getoption("rmsnorm_impl")
+    if not target or config.option.collectonly:
+        return
+    try:
+        child = config.stash[CHILD] = Isolated(target, config.getoption("rmsnorm_device"), paths=[os.getcwd()])
+    except LoadError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[FOUND] = probe(child, config.stash[CLAIMS])
+    if config.pluginmanager.hasplugin("dsession"):  # xdist: the workers have children of their own
+        child.close()
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    found = config.stash.get(FOUND, None)
+    if found is None:
+        return []
+    first, *others = report.claims(found.profile, found.notes)
+    return [f"rmsnorm: {found.implementation.name}; {first}", *others]
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m choose among the items
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("rmsnorm_impl"):
+        return
+    cells = Cells.from_parent(session, name="rmsnorm", nodeid="rmsnorm")
+    collected = session.ihook.pytest_make_collect_report(collector=cells)
+    session.ihook.pytest_collectreport(report=collected)
+    items.extend(collected.result)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if CHILD in config.stash:
+        config.stash[CHILD].close()
+
+
+class Cells(pytest.Collector):
+    """All cells of the level, and the lines of the xfail file that name none."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        cases = LEVELS[self.config.getoption("rmsnorm_level")]
+        repeated = plainest(cases)
+        for case in cases:
+            yield Cell.from_parent(self, name=case.id, case=case, repeat=case in repeated)
+        known = {case.id for case in LEVELS["full"]}
+        for case_id in self.config.stash[XFAILS]:
+            if case_id not in known:
+                yield UnknownCell.from_parent(self, name=case_id, known=known)
+
+
+class Judgement(pytest.Item):
+    """What both kinds of items share: the marker, and a failure that is its text."""
+
+    def __init__(self, **about: Any) -> None:
+        super().__init__(**about)
+        self.add_marker("rmsnorm")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, Deviation):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.nodeid
+
+
+class Cell(Judgement):
+    """One cell: passes, is skipped as unsupported, or fails, which a line of the xfail file may expect."""
+
+    def __init__(self, *, case: Case, repeat: bool, **about: Any) -> None:
+        super().__init__(**about)
+        self.case, self.repeat = case, repeat
+
+    def runtest(self) -> None:
+        found = self.config.stash[FOUND]
+        verdict = check(found.implementation, self.case, found.profile, repeat=self.repeat)
+        expected = self.config.stash[XFAILS].get(self.case.id)
+        if expected is not None and verdict.status != "fail":
+            raise Deviation(f"stale: the xfail file expects a failure ({expected}), the cell is: {verdict.status}")
+        if verdict.status == "unsupported":
+            pytest.skip(str(verdict.reason))
+        if verdict.status == "fail":
+            if expected is not None:
+                pytest.xfail(expected)
+            raise Deviation("\n".join(explain(verdict)))
+
+
+class UnknownCell(Judgement):
+    """A line of the xfail file that names no cell."""
+
+    def __init__(self, *, known: set[str], **about: Any) -> None:
+        super().__init__(**about)
+        self.known = known
+
+    def runtest(self) -> None:
+        nearest = difflib.get_close_matches(self.name, self.known, n=1, cutoff=0)
+        raise Deviation(f"stale: the xfail file names {self.name!r}, which is no case; the nearest is {nearest[0]!r}")
+
+
+def _read_xfails(path: Path) -> dict[str, str]:
+    """Reasons by case id. Raises UsageError for a file that cannot be read, and for a line without a reason."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise pytest.UsageError(f"cannot read {path}: {error}") from error
+    reasons: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        case_id, _, reason = line.strip().partition(" ")
+        if not case_id or case_id.startswith("#"):
+            continue
+        if not reason.strip():
+            raise pytest.UsageError(f"{path}:{number}: {case_id} has no reason beside it")
+        if case_id in reasons:
+            raise pytest.UsageError(f"{path}:{number}: {case_id} stands there twice")
+        reasons[case_id] = reason.strip()
+    return reasons
