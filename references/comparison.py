@@ -14,7 +14,6 @@ import numpy as np
 from references import arrays, tolerances
 from references.tolerances import Bound
 
-
 CANCELLING = 2  # ulps between the ends of an enclosure, of which more than two roundings are open
 
 
