@@ -16,7 +16,6 @@ from references.tolerances import Bound
 
 QUARTERS = 16  # errors of so many quarter ulps and more are counted together, on either side
 
-
 CANCELLING = 2  # ulps between the ends of an enclosure, of which more than two roundings are open
 
 

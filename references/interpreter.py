@@ -35,7 +35,7 @@ def install() -> bool:
 
 
 def miscasts_bfloat16() -> bool:
-    """Whether the interpreter casts 1 + 2^-8 + 2^-9 to another bfloat16 than 1 + 2^-7, or the subnormal 3·2^-133 wrong."""
+    """Whether the interpreter rounds 1 + 2^-8 + 2^-9 to another bfloat16 than 1 + 2^-7, or widens 3·2^-133 wrong."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 

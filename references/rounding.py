@@ -163,6 +163,6 @@ class ErrorModel:
         worst = np.expm1(depth * self.compute.unit) * absolute
         if self.structured:
             return worst
-        spread = np.sqrt((terms * terms).sum(axis, keepdims=True)) + np.abs(terms.sum(axis, keepdims=True))
+        spread = np.sqrt((terms * terms).sum(axis, keepdims=True) + terms.sum(axis, keepdims=True) ** 2)
         likely = LAMBDA * np.sqrt(np.longdouble(depth)) * self.compute.unit
         return np.minimum(worst, likely * np.minimum(absolute, spread))

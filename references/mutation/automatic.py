@@ -16,7 +16,7 @@ from pathlib import Path
 from references.mutation.mutant import CELLS, STATIC, Mutant
 from references.mutation.survivors import SURVIVORS
 
-LIMIT = 350  # of about twice as many: what two cores judge in half an hour
+LIMIT = 250  # of almost 700: what two cores judge in half an hour
 SEED = 0
 
 _ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//"}
@@ -54,14 +54,13 @@ _TILES, _HARD = "tests/test_tiles.py", "tests/test_hard_inputs.py"
 _LAUNCH, _HOST = "tests/test_launch.py", "tests/test_host_contract.py"
 # file → what is asked, in this order.
 ASKED = {
-    "kernels": (STATIC, CELLS, f"{_HARD}::test_guard_pages", _TILES, f"{_HARD}::test_beyond_int32"),
+    "kernels": (STATIC, CELLS, _TILES, f"{_HARD}::test_guard_pages"),
     "split_kernels": (
         STATIC,
         f"{_TILES} -k test_tiles and split",
         f"{_LAUNCH}::test_split_rows_do_not_wait_for_ever_on_nan",
         f"{_HARD}::test_guard_pages",
-        _TILES,
-        f"{_HARD}::test_beyond_int32",
+        f"{_LAUNCH} -k split",
     ),
     "launch": (_HOST, CELLS, f"{_LAUNCH} -k in_place or idle", f"{_HARD} -k layouts or alignment", _TILES),
     "launcher": (_HOST, CELLS),
@@ -94,7 +93,7 @@ def sample(root: Path) -> list[Mutant]:
     chosen: set[str] = set()
     for name, members in strata.items():
         count = max(1, round(len(members) * LIMIT / len(mutants)))
-        chosen |= {mutant.id for mutant in random.Random(f"{SEED} {name}").sample(members, min(count, len(members)))}
+        chosen |= {mutant.id for mutant in random.Random(f"{SEED} {name}").sample(members, count)}
     return [mutant for mutant in mutants if mutant.id in chosen]
 
 

@@ -12,17 +12,20 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from references.mutation.mutant import Mutant
+from references.mutation.mutant import CELLS, STATIC, Mutant
 
 CHECKOUT = Path.cwd()  # a checkout's tool: the installed package has no tests to run
 COPIED = ("rmsnorm", "references", "tests", "conftest.py", "pyproject.toml")
 TIMEOUT = 900.0  # seconds for one mutant; each test and the cells have their own, shorter limit
 ALL = 99  # stages
 WORKERS = 2
+TASK = "references.mutation.stages"
+
+Answer = dict[str, Any]
 
 
 class SuiteFails(RuntimeError):
@@ -96,6 +99,60 @@ class _Worker:
         self._process.wait()
 
 
+class Judges:
+    """Child processes that judge mutants, `workers` at a time: `with Judges("cpu") as judges: judges.ask(...)`.
+
+    Args:
+        device: "cpu" (Triton's interpreter) or "cuda".
+        workers: how many run at a time.
+    """
+
+    def __init__(self, device: str = "cpu", workers: int = WORKERS) -> None:
+        self.device = device
+        self._pool = ThreadPoolExecutor(workers)
+        self._local = threading.local()
+        self._servers: list[_Worker] = []
+
+    def __enter__(self) -> Judges:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for server in self._servers:
+            server.close()
+
+    def ask(
+        self, mutants: Iterable[Mutant], task: str, on_answer: Callable[[Mutant, Answer], object], **options: Any
+    ) -> list[Answer]:
+        """What the function `judge` of the module `task` finds out about each mutant, in order.
+
+        Args:
+            mutants: which.
+            task: a module with `judge(noticed_by, then, device, result, **options)`, which writes JSON to `result`.
+            on_answer: told of each answer as it comes.
+            options: plain values, of which `depth` is a number of stages.
+        """
+
+        def answer(mutant: Mutant) -> Answer:
+            if not hasattr(self._local, "worker"):
+                self._local.worker = _Worker(self.device)
+                self._servers.append(self._local.worker)
+            found = self._ask(mutant, self._local.worker, task, options)
+            on_answer(mutant, found)
+            return found
+
+        return list(self._pool.map(answer, mutants))
+
+    def _ask(self, mutant: Mutant, worker: _Worker, task: str, options: dict[str, Any]) -> Answer:
+        with tempfile.TemporaryDirectory(prefix=f"mutant-{mutant.id}-", ignore_cleanup_errors=True) as folder:
+            scratch = Path(folder)
+            copy_checkout(scratch, linked="references" if not mutant.file.startswith("references/") else None)
+            mutant.apply(scratch)
+            about = {"noticed_by": mutant.noticed_by, "then": mutant.then, "device": self.device, **options}
+            request = {"scratch": folder, "checkout": str(CHECKOUT), "timeout": TIMEOUT, "task": task, "about": about}
+            return worker.ask(request)
+
+
 def run(
     mutants: Iterable[Mutant],
     device: str = "cpu",
@@ -119,58 +176,36 @@ def run(
         SuiteFails: a stage that is to notice a mutant, or did, fails without any.
     """
     mutants = list(mutants)
-    local, servers = threading.local(), []
 
-    def judge(mutant: Mutant) -> Result:
-        if not hasattr(local, "worker"):
-            local.worker = _Worker(device)
-            servers.append(local.worker)
-        return _judge(mutant, local.worker, device, depth, seed)
-
-    def judge_and_tell(mutant: Mutant) -> Result:
-        result = judge(mutant)
-        on_result(result)
-        return result
+    def tell(mutant: Mutant, answer: Answer) -> None:
+        on_result(_result(mutant, answer))
 
     def demand_silence(stages: set[str]) -> None:
-        for result in pool.map(judge, (_unmutated(stage) for stage in sorted(stages))):
-            if result.status != "survived":
-                raise SuiteFails(f"nothing is planted, and {result.mutant.noticed_by} fails: {result.text}")
+        unmutated = [Mutant("none", "conftest.py", "", "", "none", stage, at=0, then=()) for stage in sorted(stages)]
+        for stage, answer in zip(sorted(stages), judges.ask(unmutated, TASK, _ignore, depth=1, seed=seed), strict=True):
+            if answer["status"] != "survived":
+                raise SuiteFails(f"nothing is planted, and {stage} fails: {answer['kill']['text']}")
 
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            own = {mutant.noticed_by for mutant in mutants}
-            demand_silence(own)
-            results = list(pool.map(judge_and_tell, mutants))
-            demand_silence({result.stage for result in results if result.stage and result.status == "killed"} - own)
-        return results
-    finally:
-        for server in servers:
-            server.close()
+    with Judges(device, workers) as judges:
+        own = {mutant.noticed_by for mutant in mutants}
+        demand_silence(own)
+        answers = judges.ask(map(_as_asked, mutants), TASK, tell, depth=depth, seed=seed)
+        demand_silence({answer["stage"] for answer in answers if answer["status"] == "killed"} - own)
+    return [_result(mutant, answer) for mutant, answer in zip(mutants, answers, strict=True)]
 
 
-def _unmutated(stage: str) -> Mutant:
-    """No fault, for one stage to be silent about."""
-    return Mutant("none", "conftest.py", "", "", "none", stage, at=0, then=())
+def _as_asked(mutant: Mutant) -> Mutant:
+    """A curated control shows no false alarm in three stages: the whole suite runs unmutated elsewhere."""
+    if mutant.equivalent is None or mutant.then is not None:
+        return mutant
+    return replace(mutant, then=tuple({STATIC, CELLS} - {mutant.noticed_by}))
 
 
-def _judge(mutant: Mutant, worker: _Worker, device: str, depth: int, seed: int) -> Result:
-    with tempfile.TemporaryDirectory(prefix=f"mutant-{mutant.id}-", ignore_cleanup_errors=True) as folder:
-        scratch = Path(folder)
-        copy_checkout(scratch, linked="references" if not mutant.file.startswith("references/") else None)
-        mutant.apply(scratch)
-        request = {
-            "scratch": folder,
-            "checkout": str(CHECKOUT),
-            "noticed_by": mutant.noticed_by,
-            "then": mutant.then,
-            "device": device,
-            "timeout": TIMEOUT,
-            # A control shows no false alarm in three stages: the whole suite runs unmutated elsewhere.
-            "depth": depth if mutant.equivalent is None else min(depth, 3),
-            "seed": seed,
-        }
-        answer = worker.ask(request)
+def _ignore(mutant: Mutant, answer: Answer) -> None:
+    pass
+
+
+def _result(mutant: Mutant, answer: Answer) -> Result:
     kill = answer["kill"] or {}
     fields = {name: kill.get(name) for name in ("by", "where", "margin", "text")}
     spent = {name: answer[name] for name in ("seconds", "processor")}
