@@ -2,13 +2,16 @@
 
 The interpreter's float32 → bfloat16 cast drops the low 16 bits, where compiled kernels round to nearest even, and its
 bfloat16 → float32 cast loses bits of subnormal numbers (Triton 3.6 to 3.9). `install` replaces both casts by
-ml_dtypes', and only where a probe shows that one of them is wrong.
+ml_dtypes', and only where a probe shows that one of them is wrong. Triton 3.6 also turns scalars into loop bounds in a
+way that NumPy 2.4 refuses; that is repaired on the same terms.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -31,6 +34,8 @@ def install() -> bool:
         return False
     if miscasts_bfloat16():
         _cast_bfloat16_right()
+    if refuses_loop_bounds():
+        _take_loop_bounds()
     return True
 
 
@@ -65,3 +70,33 @@ def _cast_bfloat16_right() -> None:
         return cast(builder, src, dst_type)
 
     InterpreterBuilder.cast_impl = cast_impl
+
+
+def refuses_loop_bounds() -> bool:
+    """Whether the interpreter's conversion of a scalar, an array of one element there, to an int warns or fails."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patched: dict[str, Any] = {}
+    interpreter._patch_lang_tensor(
+        tl.tensor, SimpleNamespace(set_attr=lambda _, name, value: patched.update({name: value}))
+    )
+    scalar = SimpleNamespace(handle=SimpleNamespace(data=np.array([3])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return bool(patched["__index__"](scalar) != 3)
+        except (TypeError, DeprecationWarning):
+            return True
+
+
+def _take_loop_bounds() -> None:
+    from triton.runtime import interpreter
+
+    patch_lang_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_lang_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch

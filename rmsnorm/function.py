@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from rmsnorm import eager, ops, sharding, transforms
+from rmsnorm import eager, ops, ownership, sharding, transforms
 
 
 class LigerRMSNormFunction(torch.autograd.Function):
@@ -63,7 +63,13 @@ class LigerRMSNormFunction(torch.autograd.Function):
             dX, dW = transforms.rms_norm_backward(dY, X, W, eps, offset, casting_mode)
         elif torch.is_grad_enabled() and not compiling:  # create_graph: the gradients are differentiable themselves
             dX, dW = _RMSNormBackward.apply(dY, X, W, RSTD, eps, offset, casting_mode, row_mode, needs_dx, needs_dw)
-        elif needs_dx and ctx.in_place and not compiling and _may_overwrite(dY, X, W):
+        elif (
+            needs_dx
+            and ctx.in_place
+            and not compiling
+            and _may_overwrite(dY, X, W)
+            and ownership.belongs_here(ownership.holders(dY))
+        ):
             dW = ops.backward_(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dw)
             dX = dY
         else:

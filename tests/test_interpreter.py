@@ -1,4 +1,4 @@
-"""The interpreter casts to bfloat16 and from it as a GPU does."""
+"""The interpreter casts to bfloat16 and from it as a GPU does, and runs loops with bounds in scalars."""
 
 from __future__ import annotations
 
@@ -76,3 +76,28 @@ def test_the_probe_sees_subnormal_numbers_go_wrong(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(InterpreterBuilder, "cast_impl", flush)
     assert interpreter.miscasts_bfloat16()
+
+
+@triton.jit
+def loop_kernel(target_ptr, n, BLOCK: tl.constexpr):
+    for i in range(tl.program_id(0), n, tl.num_programs(0)):
+        tl.store(target_ptr + i * BLOCK + tl.arange(0, BLOCK), i)
+
+
+def test_loops_over_scalars() -> None:
+    target = torch.zeros(5, 2, dtype=torch.int32)
+    loop_kernel[(2,)](target, 5, BLOCK=2)
+    assert target[:, 0].tolist() == target[:, 1].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_probe_sees_a_refused_loop_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import interpreter as of_triton
+
+    def patch(tensor: object, scope: object) -> None:
+        scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data))  # Triton 3.6
+
+    assert not interpreter.refuses_loop_bounds()
+    monkeypatch.setattr(of_triton, "_patch_lang_tensor", patch)
+    assert interpreter.refuses_loop_bounds()
+    interpreter._take_loop_bounds()
+    assert not interpreter.refuses_loop_bounds()
