@@ -54,7 +54,8 @@ class Arithmetic:
 
 
 # Nothing known: sums in any order, and room for CUDA's approximate division (measured: 1.30 ulp, which is
-# up to 2.6 unit roundoffs) and reciprocal square root (1.51 ulp, up to 3.0).
+# up to 2.6 unit roundoffs) and reciprocal square root (1.51 ulp, up to 3.0); tests/test_exhaustive.py tries every
+# mantissa.
 SEQUENTIAL = Arithmetic(c_div=4.0, c_rs=4.0)
 NUMPY = Arithmetic(column_depth=pairwise_depth, row_depth=pairwise_depth)
 

@@ -163,8 +163,8 @@ def main() -> int:
         records = list(pool.map(sanitized, TOOLS))
     print("\n".join(table(records)))
     for record in records:
-        for line in (*record["findings"], record.get("output", "")):
-            print(f"{record['tool']}: {line}" if line else "")
+        for line in filter(None, (*record["findings"], record.get("output"))):
+            print(f"{record['tool']}: {line}")
     if arguments.json:
         arguments.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     return 0 if all(map(passed, records)) else 1
