@@ -172,9 +172,7 @@ class _Recorder:
             )
 
 
-def stages(
-    noticed_by: str, then: list[str] | None, seed: int
-) -> Iterator[tuple[str, Callable[[str], Kill | None]]]:
+def stages(noticed_by: str, then: list[str] | None, seed: int) -> Iterator[tuple[str, Callable[[str], Kill | None]]]:
     """(name, stage): first that of the mutant, then those in `then`; None is all the rest."""
     everything: dict[str, Callable[[str], Kill | None]] = {
         STATIC: static,
