@@ -54,7 +54,7 @@ AVAILABLE = {
     "torch": _has("torch"),
     "jax": _has("jax"),
     "hf": _has("transformers"),
-    "peers": all(map(_has, ("transformers", "liger_kernel", "flax", "haiku", "equinox", "keras"))),
+    "peers": all(map(_has, ("transformers", "flax", "haiku", "equinox", "keras"))),
 }
 REQUIRED = [need for need in os.environ.get("RMSNORM_REQUIRE", "").split(",") if need]
 

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from references import cases, page, profile, report
+from references import cases, page, profile, record, report
 from references.cases import Case
 from references.conformance import EVERYTHING, Verdict, check_all
 from references.conformance import check as check_case
@@ -170,6 +170,28 @@ def mutants(
 
 
 @app.command()
+def compare(
+    before: Annotated[str, typer.Argument(metavar="A", help="A candidate, or a file that check --json wrote.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The same.")],
+    level: Annotated[Level, typer.Option(help="How many cells a candidate runs.")] = Level.SMOKE,
+    device: OnDevice = Device.AUTO,
+    casting_mode: FixedMode = None,
+    factor: Annotated[float, typer.Option(min=1, help="A ratio that grew by more is worse.")] = 2.0,
+) -> None:
+    """Put two results side by side. Exit status: 0 nothing is worse, 1 something is, 2 wrong usage."""
+    from references import compare as comparing
+
+    sides = [_verdicts(side, level, device, casting_mode) for side in (before, after)]
+    found = comparing.compare(sides[0], sides[1], factor)
+    if not found.common:
+        _refuse("no cell is in both results")
+    console.print(comparing.table(found, (os.path.basename(before), os.path.basename(after))))
+    for line in comparing.conclusion(found):
+        console.print(line, highlight=False, markup=False)
+    raise typer.Exit(int(found.worse))
+
+
+@app.command()
 def peers(
     level: Annotated[Level | None, typer.Option(help="Judge them on these cells and large ones.")] = None,
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this peer; repeatable.")] = None,
@@ -197,6 +219,18 @@ def peers(
             cells = cases.LEVELS[level]
             code = command.judge_peers(console, command.choose(only), str(device), cells, json_file, markdown_file)
             raise typer.Exit(code)
+    except ValueError as error:
+        _refuse(str(error))
+
+
+def _verdicts(side: str, level: Level, device: Device, casting_mode: CastingMode | None) -> list[Verdict]:
+    """Those of a JSON file, or of a candidate that is judged now."""
+    if not side.endswith(".json"):
+        with _open(side, device, casting_mode) as candidate:
+            found = _probe(candidate, {})
+            return _judge(found, _about(candidate, found), cases.LEVELS[level])
+    try:
+        return record.read(Path(side))[0]
     except ValueError as error:
         _refuse(str(error))
 

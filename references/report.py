@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 TITLES = {"y": "Y", "rstd": "RSTD", "dx": "dX", "dw": "dW"}
 LIBRARIES = ("rmsnorm", "numpy", "ml_dtypes", "torch", "triton", "jax")
+LOOSE = 0.05  # of its bound: a tensor that stays below hardly tests it
 EXAMPLES = 3  # findings shown of each kind
 
 

@@ -57,7 +57,7 @@ def judge_peers(
     The JSON file is written after every peer, so that an interruption keeps what there is.
 
     Returns:
-        The exit status: 0, or 2 where none of them is installed.
+        The exit status: 0; 2 where none of them is installed; 130 where it was interrupted.
     """
     device, interpreted = _settle(device)
     surveys: list[dict[str, Any]] = []
@@ -74,7 +74,10 @@ def judge_peers(
             told = reason
         else:
             started = time.perf_counter()
-            surveys.append(survey(peer, device, level))
+            try:
+                surveys.append(survey(peer, device, level))
+            except KeyboardInterrupt:
+                return 130
             rows = [row for mode in surveys[-1]["modes"] for row in mode["rows"]]
             cells, deviate = (sum(row[key] for row in rows) for key in ("cells", "failed"))
             told = f"{deviate} of {cells} cells deviate, {time.perf_counter() - started:.0f} s"

@@ -141,6 +141,7 @@ _PEERS = (
         ("llama", "gemma", "none"),
         weights=EVERY_WEIGHT,
         offsets=None,
+        needs_gpu=True,  # the interpreter hands its kernel plain floats, which have no `.to`
     ),
     Peer(
         "fla",

@@ -110,7 +110,10 @@ def _load(peer: Peer, device: str, mode: str) -> Implementation:
 
 def _judge(peer: Peer, device: str, mode: str, level: Sequence[Case]) -> dict[str, Any]:
     implementation = _load(peer, device, mode)
-    verdicts = check_all(implementation, cells(peer, mode, level), lambda verdict: None)
+    chosen = cells(peer, mode, level)
+    verdicts = check_all(implementation, chosen, lambda verdict: None)
+    if len(verdicts) < len(chosen):
+        raise KeyboardInterrupt  # a part of them must not read as the whole
     bits = {d: roundings(implementation, large_cell(peer, mode, d)) for d in SIXTEEN_BITS if d in peer.dtypes}
     return {
         "mode": mode,

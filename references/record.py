@@ -1,0 +1,55 @@
+"""A `check --json` file read back as verdicts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from references.behaviour import Behaviour
+from references.cases import Case
+from references.comparison import Finding, Measure
+from references.conformance import Verdict
+from references.report import SCHEMA
+
+
+def read(path: Path) -> tuple[list[Verdict], dict[str, Any]]:
+    """The verdicts and the environment (`report.environment`) of a result.
+
+    Raises:
+        ValueError: it cannot be read, or is no result of `check --json` of this version; the message is one line.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path.name}: {error}") from error
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA or "cells" not in document:
+        raise ValueError(f"{path.name} is not the result of `rmsnorm-verify check --json` of this version")
+    return [_verdict(record) for record in document["cells"]], document["environment"]
+
+
+def _verdict(record: dict[str, Any]) -> Verdict:
+    about = record["case"]
+    case = Case(**about | {"shape": tuple(about["shape"])})
+    measures = {tensor: _measure(measure) for tensor, measure in record["measures"].items()}
+    findings = [Finding(**_known(Finding, finding)) for finding in record["findings"]]
+    runs = record["behaviour"]
+    behaviour = runs and Behaviour(**{k: tuple(v) if isinstance(v, list) else v for k, v in runs.items()})
+    return Verdict(
+        case, record["status"], record["reason"], record["seconds"], findings, measures, record["computes"], behaviour
+    )
+
+
+def _measure(record: dict[str, Any]) -> Measure:
+    """JSON's keys are strings, and so are its infinities."""
+    numbers = {name: float(record[name]) for name in ("ratio", "median_ratio", "bias")}
+    errors = {float(edge): count for edge, count in record["errors"].items()}
+    rows = tuple((float(condition), float(worst)) for condition, worst in record["cancellation"])
+    return Measure(**_known(Measure, record) | numbers | {"errors": errors, "cancellation": rows})
+
+
+def _known(kind: type, record: dict[str, Any]) -> dict[str, Any]:
+    """Without what is derived: an exact rate, a text."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in record.items() if name in names}
