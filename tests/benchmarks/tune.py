@@ -161,7 +161,8 @@ class Judge:
 
         self._to_numpy = arrays.to_numpy
         self._faults: dict[Config, str | None] = {}
-        self.problem = Problem(target, 8 if target.row_wise else 100)
+        # The bounds of long rows take long; a program has two tiles or more in any case.
+        self.problem = Problem(target, max(4, min(8, 2**16 // target.n_cols)) if target.row_wise else 100)
         if target.direction == "finish":
             return
         x, w = (arrays.to_numpy(t.cpu()) for t in (self.problem.x, self.problem.w))
