@@ -96,7 +96,10 @@ def _content(wrong: np.ndarray, got: np.ndarray, value: np.ndarray) -> tuple[str
     usable = wrong & np.isfinite(got) & np.isfinite(value) & (value != 0)
     factors = np.where(usable, got / np.where(usable, value, 1), np.nan).astype(float)
     if (factor := _factor(factors[usable])) is not None:
-        return f", by one factor {1 + float(f'{factor - 1:.3g}'):.9g}", "a constant, such as the width that a mean divides by"
+        return (
+            f", by one factor {1 + float(f'{factor - 1:.3g}'):.9g}",
+            "a constant, such as the width that a mean divides by",
+        )
     if _each(factors, axis=1):
         return ", each row by a factor of its own", "RSTD: its mean, its eps, or the row that it comes from"
     if _each(factors, axis=0):
