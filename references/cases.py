@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import itertools
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -263,10 +264,55 @@ SMOKE: tuple[Case, ...] = tuple(_smoke())
 LEVELS: dict[str, tuple[Case, ...]] = {"smoke": SMOKE, "matrix": MATRIX, "full": MATRIX + COVERING}
 
 
+_ID = re.compile(
+    rf"(?P<casting_mode>{'|'.join(CastingMode)})-off(?P<offset>.+)-(?P<dtype>[a-z0-9]+)-w(?P<weight>[a-z0-9]+)"
+    r"-(?P<in_place>inplace|notinplace)-(?P<shape>\d+(x\d+)*)-(?P<data>[a-z_]+)-eps(?P<eps>.+)"
+    r"-x(?P<x_layout>[a-z]+)-dy(?P<dy_layout>[a-z]+)-w(?P<w_layout>[a-z]+)-(?P<row_mode>[a-z]+)-s(?P<seed>\d+)"
+)
+
+
 def find(case_id: str) -> Case:
-    """The cell with this id. Raises KeyError, naming the nearest id, where there is none."""
+    """The cell with this id: one of the levels, or any other that an id can name.
+
+    Raises KeyError, naming the nearest id, where it is none.
+    """
     by_id = {case.id: case for case in LEVELS["full"]}
-    if case_id not in by_id:
+    if case_id in by_id:
+        return by_id[case_id]
+    named = _named(case_id)
+    if named is None or named.id != case_id or not _possible(named):
         nearest = difflib.get_close_matches(case_id, by_id, n=1, cutoff=0)
         raise KeyError(f"no case {case_id!r}; the nearest is {nearest[0]!r}")
-    return by_id[case_id]
+    return named
+
+
+def _named(case_id: str) -> Case | None:
+    match = _ID.fullmatch(case_id)
+    if match is None:
+        return None
+    part = match.groupdict()
+    dtypes = {short: dtype for dtype, short in SHORT.items()}
+    layouts = {code: layout for layout, code in LAYOUT_CODES.items()}
+    try:
+        return Case(
+            part["casting_mode"],
+            float(part["offset"]),
+            dtypes[part["dtype"]],
+            ({"same": "same", "none": "none"} | dtypes)[part["weight"]],
+            part["in_place"] == "inplace",
+            tuple(map(int, part["shape"].split("x"))),
+            float(part["eps"]),
+            DATA[DATA.index(part["data"])],
+            layouts[part["x_layout"]],
+            layouts[part["dy_layout"]],
+            layouts[part["w_layout"]],
+            {name: mode for mode, name in VARIANTS.items()}[part["row_mode"]],
+            int(part["seed"]),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _possible(case: Case) -> bool:
+    layouts = (("x_layout", case.x_layout), ("dy_layout", case.dy_layout))
+    return case.shape[-1] > 0 and all(_fits("rank", len(case.shape), *layout) for layout in layouts)

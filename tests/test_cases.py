@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -146,7 +147,29 @@ def test_inputs_do_not_depend_on_the_process() -> None:
     assert make_inputs(MATRIX[4]).x.tobytes().hex() != here
 
 
-def test_find_names_the_nearest_id() -> None:
+def test_an_id_names_its_cell() -> None:
     assert find(COVERING[3].id) is COVERING[3]
+    assert all(cases._named(case.id) == case for case in ALL)
+    small = dataclasses.replace(COVERING[3], shape=(1, 1, 513), seed=7)
+    assert small not in ALL and find(small.id) == small
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", "gemma"),
+        ("-normal-", "-odd-"),
+        ("-off0-", "-off0.0-"),
+        ("-f16-", "-f8-"),
+        ("-wsame-", "-wi8-"),
+        ("-2x4x41-", "-2x4x0-"),
+        ("-2x4x41-", "-41-"),
+        ("-xh-", "-xq-"),
+        ("-s0", "-s"),
+    ],
+)
+def test_what_names_no_cell_gets_the_nearest_id(old: str, new: str) -> None:
+    case_id = "llama-off0-f16-wsame-inplace-2x4x41-normal-eps1e-06-xh-dyc-wc-auto-s0"
+    assert old in case_id and find(case_id)
     with pytest.raises(KeyError, match="nearest is"):
-        find(COVERING[3].id[:-1] + "9")
+        find(case_id.replace(old, new) if old else new)

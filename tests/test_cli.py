@@ -54,6 +54,8 @@ def test_a_smoke_check_of_the_reference(tmp_path: Path) -> None:
     assert f"{target} on cpu" in done.stdout and "numpy 2" in done.stdout
     assert "0 deviate, 0 unsupported" in done.stdout
     report = json.loads((tmp_path / "o.json").read_text())
+    assert report["environment"]["profile"]["dtypes"] == ["float16", "bfloat16", "float32", "float64"]
+    assert sum(cell["behaviour"] is not None for cell in report["cells"]) == 12  # every mode and dtype once
     assert report["complete"] and {cell["status"] for cell in report["cells"]} == {"pass"}
     assert str(tmp_path) not in (tmp_path / "o.json").read_text()
     assert "<h1>references.numpy_reference</h1>" in (tmp_path / "h" / "index.html").read_text()
@@ -68,6 +70,8 @@ def test_a_smoke_check_of_the_reference(tmp_path: Path) -> None:
         (("explain", "gemma", "references.numpy_reference"), "no case 'gemma'"),
         (("check", "references.numpy_reference", "--json", "/dev/null/o.json"), "cannot write to /dev/null"),
         (("check", "references.numpy_reference", "--html", "/dev/null/h"), "cannot write to /dev/null"),
+        (("check", "references.numpy_reference", "--profile", "/dev/null/p"), "cannot read the profile /dev/null/p"),
+        (("check", "references.numpy_reference", "--profile", __file__), "has no dict called 'profile'"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(in_process, arguments: tuple[str, ...], says: str) -> None:
@@ -145,6 +149,42 @@ def test_a_deviating_candidate_in_the_working_directory_gives_1(
     code, out, _ = in_process("check", "wrong_norm", "--case", MATRIX_CELL)
     assert code == 1
     assert "value: Y (1)" in out and f"{MATRIX_CELL}: value: y[" in out
+
+
+def test_a_profile_is_used_and_shown(in_process, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('dtypes = ["float32"]\ncolumn_sums = "pairwise"\n')
+    profile = ("--profile", str(tmp_path / "p.toml"))
+    code, out, _ = in_process("check", "references.numpy_reference", "--case", MATRIX_CELL, *profile)
+    assert code == 3 and "claims: dtypes float32; column_sums pairwise" in out
+    assert "unsupported: dtype bfloat16 is not claimed; computed right all the same (1)" in out
+    (tmp_path / "p.toml").write_text('dtypes = ["float33"]\n')
+    code, out, err = in_process("check", "references.numpy_reference", *profile)
+    assert (code, out) == (2, "")
+    assert err.startswith("rmsnorm-verify: dtypes cannot be 'float33'; it can be float16") and err.count("\n") == 1
+
+
+TAIL = """
+from references import numpy_reference
+from references.numpy_reference import backward
+
+
+def forward(x, w, eps, offset, casting_mode):
+    y, rstd = numpy_reference.forward(x, w, eps=eps, offset=offset, casting_mode=casting_mode)
+    y[..., 32:] = 0
+    return y, rstd
+"""
+
+
+def test_explain_shrinks_a_failing_cell(in_process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tail_norm.py").write_text(TAIL)
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = in_process("explain", MATRIX_CELL, "tail_norm", "--shrink")
+    assert code == 1
+    assert "columns 32 and up, all 0: usually a mask or a chunk loop ends early" in out
+    smallest = MATRIX_CELL.replace("2x4x41", "1x1x33")
+    assert f"the smallest shape that fails alike: (1, 1, 33)\n{smallest}: fail" in out
+    code, again, _ = in_process("explain", smallest, "tail_norm")
+    assert code == 1 and f"{smallest}: fail" in again
 
 
 @pytest.mark.torch
