@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -38,9 +39,10 @@ class Provider:
 @functools.cache
 def _import_error(module: str) -> str | None:
     try:
-        importlib.import_module(module)
-    except ImportError as error:  # the package or something that it needs
-        return f"{module} cannot be imported: {error}"
+        with warnings.catch_warnings(action="ignore"):  # a peer's warnings are no errors of ours
+            importlib.import_module(module)
+    except Exception as error:  # the package, something that it needs, or whatever it does where that is missing
+        return f"{module} cannot be imported: {type(error).__name__}: {error}"
     return None
 
 
