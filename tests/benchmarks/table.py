@@ -1,4 +1,4 @@
-"""From the benchmark's JSON to docs/performance.md and its picture.
+"""From the benchmark's JSON, of one run or of several, to docs/performance.md and its pictures, which lie beside it.
 
 python -m tests.benchmarks.table docs/benchmark.json docs/performance.md
 """
@@ -20,23 +20,30 @@ COLOURS = {
     "liger-kernel": "#06c",
     "quack": "#a3c",
 }
+AXES = {"n_rows": "rows", "n_cols": "columns"}
 
+Growth = dict[tuple[str, str], dict[int, dict[str, float]]]  # (axis, direction) → size → line → microseconds
 Times = dict[str, dict[tuple[str, str], dict[str, Any]]]  # shape → (provider, direction) → extra_info
 
 
-def load(path: Path) -> tuple[Times, list[dict[str, Any]], dict[str, Any]]:
-    """Kernel times by shape, the host and memory records, and the machine."""
-    data = json.loads(path.read_text())
+def read(sources: list[Path]) -> list[dict[str, Any]]:
+    """The runs."""
+    return [json.loads(path.read_text()) for path in sources]
+
+
+def records(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What every benchmark of the runs says of itself."""
+    return [record["extra_info"] for run in runs for record in run["benchmarks"]]
+
+
+def speeds(infos: list[dict[str, Any]]) -> Times:
+    """Kernel times by shape."""
     times: Times = {}
-    rest = []
-    for record in data["benchmarks"]:
-        info = record["extra_info"]
+    for info in infos:
         if "kernel_us" in info:
             shape = f"{info['n_rows']}×{info['n_cols']} {info['dtype']}"
             times.setdefault(shape, {})[info["provider"], info["direction"]] = info
-        elif "provider" in info:
-            rest.append(info)
-    return times, rest, data
+    return times
 
 
 def peers(row: dict[tuple[str, str], dict[str, Any]], direction: str) -> dict[str, float]:
@@ -88,30 +95,95 @@ def summary(times: Times) -> list[str]:
     return lines
 
 
-def host_table(rest: list[dict[str, Any]]) -> list[str]:
+def host_table(infos: list[dict[str, Any]]) -> list[str]:
     lines = ["| provider | forward | forward + backward |", "|---|---|---|"]
-    host = {(info["provider"], info["direction"]): info["host_us"] for info in rest if "host_us" in info}
+    host = {(info["provider"], info["direction"]): info["host_us"] for info in infos if "host_us" in info}
     for provider in dict.fromkeys(p for p, _ in host):
         lines.append(f"| {provider} | {host[provider, 'forward']:.0f} | {host[provider, 'full']:.0f} |")
     return lines
 
 
-def memory_table(rest: list[dict[str, Any]]) -> list[str]:
+def memory_table(infos: list[dict[str, Any]]) -> list[str]:
     lines = ["| provider | forward | backward |", "|---|---|---|"]
-    for info in rest:
+    for info in infos:
         if "peak_bytes" in info:
             peaks = (f"{info['peak_bytes'][d] / 2**20:.1f}" for d in ("forward", "backward"))
             lines.append(f"| {info['provider']} | " + " | ".join(peaks) + " |")
     return lines
 
 
-def picture(times: Times, path: Path) -> None:
-    """Share of the floor against hidden size, for every provider, forward and backward."""
+def growth(infos: list[dict[str, Any]]) -> Growth:
+    """What test_growth measured."""
+    found: Growth = {}
+    for info in infos:
+        if "growth_us" in info:
+            found.setdefault((info["axis"], info["direction"]), {})[info[info["axis"]]] = info["growth_us"]
+    return found
+
+
+def growth_table(found: Growth, axis: str) -> list[str]:
+    """Forward/backward microseconds by size: the floor, "stream" and every provider."""
+    forward, backward = found[axis, "forward"], found[axis, "backward"]
+    names = list(next(iter(forward.values())))
+    lines = [f"| {axis} | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    for size in sorted(forward):
+        cells = (f"{forward[size][name]:.1f}/{backward[size][name]:.1f}" for name in names)
+        lines.append(f"| {size} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def growth_picture(found: Growth, path: Path) -> None:
+    """Microseconds against rows and against columns, both logarithmic: a straight line of slope one is no overhead."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), sharey=True)
+    for (axis, direction), sizes in found.items():
+        plot = axes[("forward", "backward").index(direction)][list(AXES).index(axis)]
+        for name in next(iter(sizes.values())):
+            style = {"floor": {"color": "black", "linestyle": ":"}, "stream": {"color": "black", "linewidth": 0.8}}.get(
+                name, {"color": COLOURS.get(name), "marker": "o", "markersize": 3}
+            )
+            label = "this project" if name == "liger" else name
+            plot.plot(sorted(sizes), [sizes[size][name] for size in sorted(sizes)], label=label, **style)
+        plot.set(xscale="log", yscale="log", title=f"{direction}, by {AXES[axis]}", xlabel=axis)
+    for line in axes:
+        line[0].set_ylabel("µs")
+    measured = (us for sizes in found.values() for us_of in sizes.values() for n, us in us_of.items() if n != "floor")
+    axes[0][0].set_ylim(bottom=min(measured) / 2)
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def growth_section(found: Growth) -> list[str]:
+    if not found:
+        return []
+    lines = [
+        "",
+        "## Growth",
+        "",
+        "4096 columns and a growing number of rows, 4096 rows and a growing number of columns, bfloat16: microseconds,",
+        "forward/backward. On few rows the launches are what is left.",
+        "",
+        "![microseconds against rows and columns](growth.svg)",
+    ]
+    for axis in AXES:
+        lines += ["", *growth_table(found, axis)]
+    return lines
+
+
+def _pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "rmsnorm"  # the same picture from the same figures
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def picture(times: Times, path: Path) -> None:
+    """Share of the floor against hidden size, for every provider, forward and backward."""
+    pyplot = _pyplot()
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), sharey=True)
     for column, dtype in enumerate(("float32", "bfloat16")):
         for line, direction in enumerate(("forward", "backward")):
@@ -159,32 +231,42 @@ eighth shape, where this run met its recompile limit and fell back to eager PyTo
 """
 
 
-def page(source: Path) -> str:
-    times, rest, data = load(source)
-    gpu = data["machine_info"].get("gpu", {})
-    commit = data["commit_info"]["id"][:12]
-    about = f"One {gpu.get('name')}; {gpu.get('versions')}; commit {commit}; {data['datetime'][:10]}."
+def about(run: dict[str, Any]) -> str:
+    gpu = run["machine_info"].get("gpu", {})
+    commit = run["commit_info"]["id"][:12]
+    return f"One {gpu.get('name')}; {gpu.get('versions')}; commit {commit}; {run['datetime'][:10]}."
+
+
+def page(sources: list[Path]) -> str:
+    runs = read(sources)
+    infos = records(runs)
+    times = speeds(infos)
     parts = [
-        ["# Performance", "", about, PROSE],
+        ["# Performance", "", *dict.fromkeys(map(about, runs)), PROSE],
         summary(times),
         [""],
         speed_table(times),
+        growth_section(growth(infos)),
         ["", "## Host time", "", "Of one eager call, 16 × 1024 bfloat16, microseconds.", ""],
-        host_table(rest),
+        host_table(infos),
         ["", "## Memory", ""],
         [
             "Peak beyond the inputs of a forward and of a backward, 4096 × 4096 bfloat16 (one tensor is 32 MiB), MiB.",
             "",
         ],
-        memory_table(rest),
+        memory_table(infos),
         [""],
     ]
     return "\n".join(line for part in parts for line in part)
 
 
-def main(source: str, target: str) -> None:
-    Path(target).write_text(page(Path(source)), encoding="utf-8")
-    picture(load(Path(source))[0], Path(target).with_suffix(".svg"))
+def main(*paths: str) -> None:
+    *sources, target = map(Path, paths)
+    target.write_text(page(sources), encoding="utf-8")
+    infos = records(read(sources))
+    picture(speeds(infos), target.with_suffix(".svg"))
+    if found := growth(infos):
+        growth_picture(found, target.with_name("growth.svg"))
 
 
 if __name__ == "__main__":
