@@ -122,8 +122,15 @@ def _outcome(verdicts: Sequence[Verdict], expected: int) -> Iterator[str]:
     }[status]
     yield f'<p class="verdict {status}"><strong>{words}</strong> {escape(conclusion(verdicts, expected))}.</p>'
     if status == "fail":
-        items = (f"<li>{escape(sentence)}</li>" for sentence, _ in in_words(deviations(verdicts)))
-        yield f"<ul>{''.join(items)}</ul>"
+        told = [*_modes(verdicts), *(sentence for sentence, _ in in_words(deviations(verdicts)))]
+        yield f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in told)}</ul>"
+
+
+def _modes(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Where Y has the rounding points of another mode."""
+    found = Counter((str(v.case.casting_mode), v.computes) for v in verdicts if v.computes is not None)
+    for (claimed, computes), count in found.items():
+        yield f"Y has {computes} rounding where {claimed} was claimed, in {count} cells"
 
 
 def _matrix(verdicts: Sequence[Verdict]) -> str:

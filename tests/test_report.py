@@ -173,6 +173,12 @@ def test_the_page_begins_with_the_outcome_in_words() -> None:
         assert html.index("verdict") < html.index('id="matrix"') < html.index('id="cells"')
 
 
+def test_the_mode_that_is_really_computed_is_told_first() -> None:
+    failed = dataclasses.replace(verdicts()[1], computes="gemma")
+    html = page.page([failed], ABOUT, 1)
+    assert "<ul><li>Y has gemma rounding where llama was claimed, in 1 cells</li><li>Y leaves" in html
+
+
 def test_a_failure_comes_with_its_element_and_a_command() -> None:
     html = page.page(verdicts(), ABOUT, 4)
     assert "got 1.5 (0x3fc0), wanted 1.25" in html
