@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 
 import pytest
 
@@ -23,7 +24,7 @@ MARKERS = {
     "peers": "needs the peers that run on a CPU",
     "slow": "takes more than a minute",
     "mutation": "runs a planted fault in a child process",
-    "browser": "needs Chromium",
+    "browser": "needs Chromium and playwright",
 }
 
 
@@ -54,6 +55,7 @@ AVAILABLE = {
     "torch": _has("torch"),
     "jax": _has("jax"),
     "hf": _has("transformers"),
+    "browser": _has("playwright") and shutil.which("chromium") is not None,
     "peers": all(map(_has, ("transformers", "flax", "haiku", "equinox", "keras"))),
 }
 REQUIRED = [need for need in os.environ.get("RMSNORM_REQUIRE", "").split(",") if need]

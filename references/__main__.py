@@ -80,10 +80,14 @@ def check(
     time_limit: TimeLimit = TIME_LIMIT,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every number.")] = None,
     html_folder: Annotated[Path | None, typer.Option("--html", metavar="DIR", help="A page to read.")] = None,
+    mutants_file: Annotated[
+        Path | None, typer.Option("--mutants", metavar="FILE", help="What mutants --json wrote, for the page.")
+    ] = None,
 ) -> None:
     """Judge an RMSNorm implementation."""
     selected = [_find(case_id) for case_id in case] if case else cases.LEVELS[level]
     claims = _claims(profile_file)
+    planted = _read_mutants(mutants_file) if mutants_file else None
     _prepare_outputs(json_file, html_folder)
     with _open(target, device, casting_mode, time_limit) as candidate:
         found = _probe(candidate, claims)
@@ -92,7 +96,7 @@ def check(
     if json_file:
         json_file.write_text(json.dumps(report.as_json(verdicts, about, len(selected)), indent=1))
     if html_folder:
-        (html_folder / "index.html").write_text(page.page(verdicts, about, len(selected)), encoding="utf-8")
+        (html_folder / "index.html").write_text(page.page(verdicts, about, len(selected), planted), encoding="utf-8")
     raise typer.Exit(130 if len(verdicts) < len(selected) else report.exit_code(verdicts))
 
 
@@ -283,6 +287,13 @@ def _find(case_id: str) -> Case:
         return cases.find(case_id)
     except KeyError as error:
         _refuse(error.args[0])
+
+
+def _read_mutants(file: Path) -> page.Mutants:
+    try:
+        return page.read_mutants(file)
+    except ValueError as error:
+        _refuse(str(error))
 
 
 def _prepare_outputs(json_file: Path | None, html_folder: Path | None) -> None:

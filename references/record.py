@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +32,28 @@ def read(path: Path) -> tuple[list[Verdict], dict[str, Any]]:
 def _verdict(record: dict[str, Any]) -> Verdict:
     about = record["case"]
     case = Case(**about | {"shape": tuple(about["shape"])})
+    findings = [_restored(Finding, finding) for finding in record["findings"]]
     measures = {tensor: _measure(measure) for tensor, measure in record["measures"].items()}
-    findings = [Finding(**_known(Finding, finding)) for finding in record["findings"]]
-    runs = record["behaviour"]
-    behaviour = runs and Behaviour(**{k: tuple(v) if isinstance(v, list) else v for k, v in runs.items()})
+    behaviour = record["behaviour"] and _restored(Behaviour, record["behaviour"])
     return Verdict(
         case, record["status"], record["reason"], record["seconds"], findings, measures, record["computes"], behaviour
     )
 
 
 def _measure(record: dict[str, Any]) -> Measure:
-    """JSON's keys are strings, and so are its infinities."""
-    numbers = {name: float(record[name]) for name in ("ratio", "median_ratio", "bias")}
+    """JSON's keys are strings."""
     errors = {float(edge): count for edge, count in record["errors"].items()}
     rows = tuple((float(condition), float(worst)) for condition, worst in record["cancellation"])
-    return Measure(**_known(Measure, record) | numbers | {"errors": errors, "cancellation": rows})
+    return replace(_restored(Measure, record), errors=errors, cancellation=rows)
 
 
-def _known(kind: type, record: dict[str, Any]) -> dict[str, Any]:
-    """Without what is derived: an exact rate, a text."""
+def _restored(kind: type, record: dict[str, Any]) -> Any:
+    """Without what is derived (an exact rate, a text); an index is a tuple, and infinity and NaN are numbers."""
     names = {field.name for field in fields(kind)}
-    return {name: value for name, value in record.items() if name in names}
+    return kind(**{name: _value(value) for name, value in record.items() if name in names})
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return float(value) if value in ("inf", "-inf", "nan") else value

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from references.cases import Case
 from references.conformance import EVERYTHING, TENSORS, Verdict
 from references.implementation import Implementation
 from references.profile import Profile
@@ -91,6 +92,13 @@ def conclusion(verdicts: Sequence[Verdict], expected: int) -> str:
     count = {status: sum(v.status == status for v in verdicts) for status in ("pass", "fail", "unsupported")}
     line = f"{count['pass']} of {expected} cells pass, {count['fail']} deviate, {count['unsupported']} unsupported"
     return line + (f"; interrupted after {len(verdicts)}" if len(verdicts) < expected else "")
+
+
+def repro(case: Case, about: dict[str, Any]) -> str:
+    """The command that runs one cell again and takes it apart."""
+    device = "" if about["device"] == "cpu" else " --device cuda"
+    target = f"{about['implementation']} --casting-mode {case.casting_mode}{device}"
+    return f"rmsnorm-verify explain {case.id} {target}"
 
 
 def complaints(verdicts: Iterable[Verdict]) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from references import record, report
 from references.cases import SMOKE, Case
 from references.compare import Comparison, compare, conclusion
-from references.comparison import Measure
+from references.comparison import Finding, Measure
 from references.conformance import Verdict, check
 from references.implementation import load
 
@@ -34,10 +34,15 @@ def test_results_survive_the_file(tmp_path: Path) -> None:
     judged = [check(load("references.numpy_reference"), case) for case in SMOKE[:4]]
     judged.append(Verdict(CELL, "unsupported", "no offset argument"))
     judged.append(verdict(float("inf"), status="fail"))
+    nan, inf = float("nan"), float("inf")
+    judged[-1].findings.append(
+        Finding("special", "y", "NaN differs", (0, 1), nan, 1.0, "0x7fc0", "0x3f80", 9, inf, "rstd")
+    )
     (tmp_path / "r.json").write_text(json.dumps(report.as_json(judged, ABOUT, 9)))
     verdicts, about = record.read(tmp_path / "r.json")
     assert about == ABOUT
     assert report.as_json(verdicts, about, 9) == report.as_json(judged, ABOUT, 9)
+    assert str(verdicts[-1].findings[0]) == str(judged[-1].findings[0])
     assert verdicts[0].case == judged[0].case and verdicts[0].measures["dx"].errors == judged[0].measures["dx"].errors
 
 

@@ -15,6 +15,7 @@ from references import report
 from references.cases import MATRIX, Case
 from references.comparison import Finding, Measure
 from references.conformance import Verdict, check
+from references.deviations import deviations
 from references.implementation import LoadError, load
 from references.peers import survey, table
 from references.peers.registry import PEERS, Peer
@@ -139,7 +140,7 @@ def _verdicts() -> list[Verdict]:
 
 
 def test_deviations_are_kinds_with_their_worst_cell() -> None:
-    value, bits = survey.deviations(_verdicts())
+    value, bits = deviations(_verdicts())
     assert (value.check, value.tensor, value.cells, value.of, value.worst) == ("value", "dx", 2, 2, 403.0)
     assert value.case == OTHER.id and "4 of 24" in value.message
     assert (bits.check, bits.tensor, bits.cells, bits.worst) == ("rounding", "y", 1, None)
@@ -155,7 +156,7 @@ def _document(documented: bool = True) -> dict[str, Any]:
         "mode": "llama",
         "roundings": {"bfloat16": {"llama": 0.7391, "gemma": 1.0, "none": 0.5}},
         "rows": [dataclasses.asdict(row) for row in report.summarize(_verdicts())],
-        "deviations": [dataclasses.asdict(deviation) for deviation in survey.deviations(_verdicts())],
+        "deviations": [dataclasses.asdict(deviation) for deviation in deviations(_verdicts())],
     }
     peer = {"title": "A Norm", "versions": {"norms": "1.2"}, "documented": documented, "modes": [judged]}
     about = {"device": "cpu", "interpreted": True, "versions": {"numpy": "2"}, "python": "3", "command": "c"}

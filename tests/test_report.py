@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import xml.etree.ElementTree
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,16 +158,68 @@ def test_the_environment_has_versions_and_no_paths(monkeypatch: pytest.MonkeyPat
 def test_the_page_is_self_contained_and_escaped() -> None:
     html = page.page(verdicts(), ABOUT, 4)
     assert "a:&lt;b&gt;" in html and "<b>" not in html and "&lt;the&gt;" in html
-    assert '<td class="over">7.50, 75.00 %</td>' in html and '<td class="none">–</td>' in html
-    assert not re.search(r'(src|href)="(?!#)', html)
+    assert '<td class="over">7.50 ✗<small>75.00 %</small></td>' in html and '<td class="none">–</td>' in html
+    assert not re.search(r'(src|href)="(?!#)|@import|url\((?!#)', html)
     assert "2 of 4 cells pass" in html
+
+
+def test_the_page_begins_with_the_outcome_in_words() -> None:
+    failed, passed, nothing = (page.page(some, ABOUT, 1) for some in (verdicts()[:2], verdicts()[:1], verdicts()[3:]))
+    assert "<strong>Deviates.</strong> 1 of 1" in failed
+    assert "Y leaves its bound: bfloat16 in 1 of 2 cells by up to 7.50 times" in failed
+    assert "<strong>Conforms: every result" in passed and "Failures" not in passed
+    assert "<strong>Nothing could be judged.</strong>" in nothing and "no offset argument: 1 cells" in nothing
+    for html in (failed, passed, nothing):
+        assert html.index("verdict") < html.index('id="matrix"') < html.index('id="cells"')
+
+
+def test_the_mode_that_is_really_computed_is_told_first() -> None:
+    failed = dataclasses.replace(verdicts()[1], computes="gemma")
+    html = page.page([failed], ABOUT, 1)
+    assert "<ul><li>Y has gemma rounding where llama was claimed, in 1 cells</li><li>Y leaves" in html
+
+
+def test_a_failure_comes_with_its_element_and_a_command() -> None:
+    html = page.page(verdicts(), ABOUT, 4)
+    assert "got 1.5 (0x3fc0), wanted 1.25" in html
+    assert f"<pre>rmsnorm-verify explain {LLAMA.id} a:&lt;b&gt; --casting-mode llama</pre>" in html
+    assert report.repro(LLAMA, ABOUT | {"device": "NVIDIA H200"}).endswith("--casting-mode llama --device cuda")
+
+
+def test_a_hardly_used_bound_is_named() -> None:
+    loose = [dataclasses.replace(verdicts()[0], measures={"y": measure(0.04), "dw": measure(0.5)})]
+    assert "<li>llama, bfloat16, Y: 0.04, 100.00 %</li>" in page.page(loose, ABOUT, 1)
+    assert "Every tensor uses at least 0.05" in page.page(verdicts()[:1], ABOUT, 1)
+
+
+def test_every_cell_is_in_the_table() -> None:
+    html = page.page(verdicts(), ABOUT, 4)
+    assert html.count(f'<tr title="{LLAMA.id}">') == 2 and html.count(f'<tr title="{GEMMA.id}">') == 2
+    assert 'data-value="Infinity">inf</td>' in html and 'data-value="-1">–</td>' in html
+    assert "<td>bfloat16</td><td>0</td><td>same</td><td>2x8</td><td>normal</td><td>c c c</td><td>1e-06</td>" in html
+
+
+def test_planted_faults_are_a_matrix_of_place_and_notice(tmp_path: Path) -> None:
+    def fault(file: str, by: str | None, equivalent: str | None = None) -> dict[str, Any]:
+        about = {"file": file, "equivalent": equivalent}
+        return {"mutant": about, "status": "killed" if by else "survived", "by": by}
+
+    results = [fault("a.py", "tolerance"), fault("a.py", "tolerance"), fault("b.py", None), fault("b.py", None, "same")]
+    (tmp_path / "m.json").write_text(json.dumps(results))
+    html = page.page(verdicts(), ABOUT, 4, page.read_mutants(tmp_path / "m.json"))
+    assert "2 of 3 were noticed" in html
+    assert '<th scope="row">a.py</th><td>2</td><td></td>' in html
+    assert '<th scope="row">b.py</th><td></td><td class=over>1</td>' in html
+    (tmp_path / "m.json").write_text("{}")
+    with pytest.raises(ValueError, match="not the result of `rmsnorm-verify mutants"):
+        page.read_mutants(tmp_path / "m.json")
 
 
 def test_plots_are_inline_svg_and_the_same_every_time() -> None:
     pytest.importorskip("matplotlib")
     html = page.page(verdicts(), ABOUT, 4)
     drawings = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
-    assert len(drawings) == 2
+    assert len(drawings) == 4
     for drawing in drawings:
         xml.etree.ElementTree.fromstring(drawing)
     assert html == page.page(verdicts(), ABOUT, 4)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from references.cases import Case
+from references.profile import Profile
 
 SINGLE = ("float16", "bfloat16", "float32")  # float64 input would be computed in float32
 ALL = (*SINGLE, "float64")
@@ -73,11 +74,10 @@ class Peer:
 
     def admits(self, case: Case) -> bool:
         """Whether the case lies within the claims; the casting mode is the caller's business."""
-        return (
-            case.dtype in self.dtypes
-            and case.weight in self.weights
-            and (self.offsets is None or case.w_dtype is None or case.offset in self.offsets)
-        )
+        claims: dict[str, Any] = {"dtypes": self.dtypes, "weights": self.weights}
+        if self.offsets is not None and case.w_dtype is not None:
+            claims["offsets"] = self.offsets
+        return Profile().with_claims(claims).unclaimed(case) is None
 
 
 TORCH, TRITON, HF = "torch", "triton", "transformers"

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from references import arrays, numpy_reference, report
 from references.cases import Case, make_inputs
-from references.conformance import Verdict, check_all
+from references.conformance import check_all
+from references.deviations import deviations
 from references.implementation import Implementation, load
 from references.peers.registry import Peer
 from references.spec import CastingMode
 
 LARGE = (256, 1024)  # enough elements for the rare ones, in which gradients cancel
 SIXTEEN_BITS = ("float16", "bfloat16")  # elsewhere the modes agree
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """One kind of finding in one dtype."""
-
-    check: str
-    tensor: str
-    dtype: str
-    cells: int  # that show it
-    of: int  # cells of that dtype
-    worst: float | None  # the largest error / tolerance, where a value leaves its bound
-    message: str  # of the worst cell
-    case: str  # its id
 
 
 def survey(peer: Peer, device: str, level: Sequence[Case]) -> dict[str, Any]:
@@ -82,26 +68,6 @@ def roundings(implementation: Implementation, case: Case) -> dict[str, float]:
 def nearest(shares: dict[str, float]) -> str:
     """The mode with the largest share; of equals, and of none, gemma, which rounds least."""
     return max(shares, key=lambda mode: (shares[mode], mode == "gemma"), default="gemma")
-
-
-def deviations(verdicts: Iterable[Verdict]) -> list[Deviation]:
-    """The findings by check, tensor and dtype. Wrong values imply wrong bits, which are then not told again."""
-    cells: dict[str, int] = defaultdict(int)
-    kinds = defaultdict(list)
-    for verdict in verdicts:
-        cells[verdict.case.dtype] += 1
-        wrong = {finding.tensor for finding in verdict.findings if finding.check == "value"}
-        for finding in verdict.findings:
-            if finding.check not in ("rounding", "exact") or finding.tensor not in wrong:
-                check = "rounding" if finding.check == "exact" else finding.check
-                kinds[check, finding.tensor, verdict.case.dtype].append((finding, verdict.case.id))
-    result = []
-    for (check, tensor, dtype), found in kinds.items():
-        worst, case = max(found, key=lambda item: item[0].ratio or 0)
-        ratio = worst.ratio if check == "value" else None
-        shown = len({case for _, case in found})
-        result.append(Deviation(check, tensor, dtype, shown, cells[dtype], ratio, worst.message, case))
-    return result
 
 
 def _load(peer: Peer, device: str, mode: str) -> Implementation:

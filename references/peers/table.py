@@ -8,15 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from references.report import TITLES, Worst, number, percent, text
+from references.deviations import Deviation, in_words
+from references.report import TITLES, Worst, percent, text
 
 SCHEMA = 1
 BEGIN, END = "<!-- peers: begin -->\n", "<!-- peers: end -->\n"
-COMPLAINT = {  # what a check found, after the tensor's name
-    "rounding": "has bits that this mode's rounding points cannot give",
-    "special": "differs in NaN, infinity or the sign of zero",
-    "run": "is not computed",
-}
 
 
 def document(surveys: Sequence[dict[str, Any]], missing: dict[str, str], about: dict[str, Any]) -> dict[str, Any]:
@@ -104,23 +100,10 @@ def _nearest(peer: dict[str, Any], judged: dict[str, Any]) -> Iterator[str]:
 
 
 def _deviations(records: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """One line a tensor and complaint, with its dtypes and a cell to look at."""
-    kinds = defaultdict(list)
-    for record in records:
-        kinds[record["tensor"], _complaint(record)].append(record)
-    for (tensor, complaint), found in kinds.items():
-        parts = []
-        for record in found:
-            where = f"{record['dtype']} in {record['cells']} of {record['of']} cells"
-            times = f" by up to {number(float(record['worst']))} times" if record["worst"] is not None else ""
-            parts.append(where + times)
-        case = max(found, key=lambda record: float(record["worst"] or 0))["case"]
-        yield f"{TITLES.get(tensor, tensor)} {complaint}: {'; '.join(parts)} (`{case}`)"
+    """One line a tensor and complaint, with a cell to look at."""
+    found = [Deviation(**record | {"worst": _number(record["worst"])}) for record in records]
+    return (f"{sentence} (`{worst.case}`)" for sentence, worst in in_words(found))
 
 
-def _complaint(record: dict[str, Any]) -> str:
-    if record["check"] == "value":
-        return "leaves its bound"
-    if record["check"] == "run":
-        return f"is not computed, {record['message']}"
-    return COMPLAINT.get(record["check"], record["message"])
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
