@@ -146,7 +146,7 @@ def suite(selection: str) -> Callable[[str], Kill | None]:
         import pytest
 
         recorder = _Recorder()
-        mark = "gpu" if device == "cuda" else "not gpu and not slow and not mutation"
+        mark = "gpu or multigpu" if device == "cuda" else "not gpu and not slow and not mutation"
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", mark, f"--timeout={PATIENCE}"]
         options += ["--rootdir", os.getcwd(), "-k", expression]
         code = pytest.main([*options, node], plugins=[recorder])
