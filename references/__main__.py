@@ -252,6 +252,9 @@ def _judge(found: Probe, about: dict[str, Any], selected: Sequence[Case]) -> lis
     console.print(report.table(verdicts))
     for line in report.complaints(verdicts):
         console.print(line, highlight=False, markup=False)
+    repetition = report.repetition(verdicts)
+    if repetition is not None:
+        console.print(repetition, highlight=False)
     console.print(report.conclusion(verdicts, len(selected)), highlight=False)
     return verdicts
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -160,7 +161,20 @@ class _Child:
 
 
 def serve() -> None:
-    """The child: load what the parent names, then answer until it hangs up."""
+    """The child: answers until the parent hangs up, then ends at once, whatever the candidate has left running."""
+    code: Any = 1
+    try:
+        _serve()
+        code = 0
+    except SystemExit as end:  # the candidate's
+        code = end.code if isinstance(end.code, int) else end.code is not None
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _serve() -> None:
     connection = Connection(int(sys.argv[1]))
     parent, target, device = connection.recv()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

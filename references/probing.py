@@ -48,9 +48,17 @@ def probe(implementation: Implementation, claims: Mapping[str, Any] = MappingPro
         replace(BASE, casting_mode=mode, dtype=dtype, weight=weight)
         for dtype, mode, weight in itertools.product(given.dtypes, filter(None, modes), ("same", "none"))
     )
-    base = next((case for case in bases if _refusal(found.implementation, case) is None), None)
+    base = None
+    for case in bases:
+        outputs = found.implementation.run(case, make_inputs(case))
+        if outputs.died is not None:  # each further probe would cost another process, or the whole time limit
+            found.notes["everything"] = f"a probe {outputs.died}, so every setting is claimed"
+            return found
+        if outputs.unsupported is None and outputs.error is None:
+            base = case
+            break
     if base is None:
-        found.notes.setdefault("casting_modes", "no probe ran, so every setting is claimed")
+        found.notes.setdefault("everything", "no probe ran, so every setting is claimed")
         return found
     if any(_refusal(found.implementation, case) for case in _sweep(found, base)):  # something is refused: what?
         for axis in AXES:
@@ -155,6 +163,9 @@ def _fix_mode(found: Probe, claims: Mapping[str, Any]) -> None:
         case = replace(BASE, dtype=dtype)
         inputs = make_inputs(case)
         outputs = trial.run(case, inputs)
+        if outputs.died is not None:
+            found.notes["casting_modes"] = f"the probe for its mode {outputs.died}: name one"
+            return
         if outputs.y is None:
             continue
         mode = computed_mode(case, inputs, outputs.y)

@@ -101,6 +101,20 @@ def repro(case: Case, about: dict[str, Any]) -> str:
     return f"rmsnorm-verify explain {case.id} {target}"
 
 
+def repetition(verdicts: Iterable[Verdict]) -> str | None:
+    """What the repeated cells show, in one line; None where none was repeated."""
+    shown = [verdict.behaviour for verdict in verdicts if verdict.behaviour is not None]
+    if not shown:
+        return None
+    repeat = sum(not b.unrepeated and b.error is None for b in shown)
+    batches = [b for b in shown if b.batch_dependent is not None]
+    alone = sum(not b.batch_dependent and b.error is None for b in batches)
+    return (
+        f"of {len(shown)} cells run again {repeat} give the same bits; "
+        f"of {len(batches)} with a row run alone {alone} give that row the bits that it has in the batch"
+    )
+
+
 def complaints(verdicts: Iterable[Verdict]) -> list[str]:
     """The findings by kind (check and tensor), and the reasons for unsupported cells: some examples of each."""
     kinds = defaultdict(list)
@@ -183,13 +197,13 @@ def environment(
 ) -> dict[str, Any]:
     """What the numbers depend on: implementation, claims, device, versions, command; no paths.
 
-    `notes` says by setting why a probe did not find it claimed.
+    `notes` says by setting what a probe met.
     """
     about = {
         "implementation": implementation.name,
         "ignored_arguments": list(implementation.ignored),
         "profile": profile.as_dict(),
-        "not_claimed": dict(notes),
+        "probe": dict(notes),
     }
     return about | machine(implementation.device, interpreted)
 
@@ -217,7 +231,7 @@ def header(about: dict[str, Any]) -> str:
 
 def claims(profile: Profile, notes: Mapping[str, str]) -> list[str]:
     """The profile in lines of text, with what a probe found refused."""
-    return [f"claims: {profile}", *(f"  not {setting}: {reason}" for setting, reason in notes.items())]
+    return [f"claims: {profile}", *(f"  {setting}: {reason}" for setting, reason in notes.items())]
 
 
 def as_json(verdicts: Sequence[Verdict], about: dict[str, Any], expected: int) -> dict[str, Any]:

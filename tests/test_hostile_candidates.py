@@ -19,6 +19,7 @@ from references.cases import Case
 from references.conformance import Verdict, check_all
 from references.implementation import LoadError, load
 from references.isolation import Isolated
+from references.probing import probe
 from references.profile import Profile
 
 CANDIDATES = str(Path(__file__).parent / "candidates")
@@ -105,6 +106,13 @@ def test_a_hanging_cell_ends_at_its_limit(
     monkeypatch.undo()
     (fine,) = judge("Hangs", [FINE])
     assert fine.status == "pass"
+
+
+def test_a_candidate_that_dies_is_not_probed_further() -> None:
+    with Isolated("hostile:segfaultsonbfloat16", paths=[CANDIDATES]) as dies:
+        found = probe(dies, {"dtypes": ["bfloat16"]})
+    assert found.profile == Profile(dtypes=("bfloat16",))
+    assert found.notes == {"everything": "a probe died of SIGSEGV, so every setting is claimed"}
 
 
 @pytest.mark.parametrize(("claimed", "status"), [(False, "pass"), (True, "fail")])

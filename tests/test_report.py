@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from references import page, report
+from references.behaviour import Behaviour
 from references.cases import Case
 from references.comparison import Finding, Measure
 from references.conformance import Verdict
@@ -140,6 +141,20 @@ def test_json_is_strict_and_has_a_record_a_cell() -> None:
     assert second["findings"][0]["wanted_bits"] == "0x3fa0" and "y[1, 2]" in second["findings"][0]["text"]
     assert third["measures"]["rstd"]["ratio"] == "inf"
     assert (fourth["status"], fourth["reason"]) == ("unsupported", "no offset argument")
+
+
+def test_what_repeated_cells_show_is_one_line() -> None:
+    assert report.repetition(verdicts()) is None
+    behaviours = [
+        Behaviour(),
+        Behaviour(unrepeated=("dw",), batch_dependent=("y",)),
+        Behaviour(batch_dependent=None),
+        Behaviour(error="died of SIGSEGV"),
+    ]
+    assert report.repetition([Verdict(LLAMA, behaviour=behaviour) for behaviour in behaviours]) == (
+        "of 4 cells run again 2 give the same bits; "
+        "of 3 with a row run alone 1 give that row the bits that it has in the batch"
+    )
 
 
 class OnCpu:

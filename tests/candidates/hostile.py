@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 
+import ml_dtypes
 import numpy as np
 
 from references import numpy_reference
@@ -54,6 +55,10 @@ class Hangs(Pair):
 class Segfaults(Pair):
     def spoil_y(self, x, w, y):
         ctypes.string_at(0)
+
+
+class SegfaultsOnBfloat16(Segfaults):
+    spoils = ml_dtypes.bfloat16
 
 
 class Aborts(Pair):
