@@ -164,6 +164,6 @@ class ErrorModel:
         worst = np.expm1(depth * self.compute.unit) * absolute
         if self.structured:
             return worst
-        spread = np.sqrt((terms * terms).sum(axis, keepdims=True) + terms.sum(axis, keepdims=True) ** 2)
+        spread = np.hypot(np.sqrt((terms * terms).sum(axis, keepdims=True)), terms.sum(axis, keepdims=True))
         likely = LAMBDA * np.sqrt(np.longdouble(depth)) * self.compute.unit
         return np.minimum(worst, likely * np.minimum(absolute, spread))

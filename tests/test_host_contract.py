@@ -50,6 +50,7 @@ def test_resident_programs_never_exceed_what_a_processor_grants() -> None:
     assert launcher._resident_programs(32, 227 * 1024, 4, h200) == 132
     assert launcher._resident_programs(32, 228 * 1024, 4, h200) == 0
     assert launcher._resident_programs(32, 0, 32, h200) == 2 * 132
+    assert launcher._resident_programs(16, 0, 32, h200) == 2 * 132  # by threads alone
 
 
 def test_the_widest_fused_row_is_65536() -> None:

@@ -149,6 +149,78 @@ def test_another_gpu_gets_what_its_shared_memory_holds() -> None:
     assert config.split_config(65536, 2, small) is None
 
 
+WIDTHS = (*range(1, 700, 37), 1000, 1024, 1100, 2100, 3000, 4096, 4104, 5120, 6000, 11008, 16384, 20000, 33000, 65536)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("row_wise", [True, False])
+def test_the_tile_of_a_shape_wastes_at_most_an_eighth(row_wise: bool, itemsize: int) -> None:
+    for n_cols in WIDTHS:
+        entry = config._entry("forward", n_cols, itemsize, row_wise)
+        widest = min(entry["block_cols"], 1 << (n_cols - 1).bit_length())
+        least = 512 * entry["num_warps"] // itemsize  # 16 bytes a thread
+        tile = config.forward_config(n_cols, itemsize, row_wise)
+        beyond = {cols: -(-n_cols // cols) * cols - n_cols for cols in (tile.block_cols, 2 * tile.block_cols)}
+        assert tile.block_cols <= max(least, 1) or 8 * beyond[tile.block_cols] <= n_cols
+        assert tile.block_cols == widest or 8 * beyond[2 * tile.block_cols] > n_cols, "halved for nothing"
+        assert tile.block_cols >= min(least, widest)
+        assert tile.n_held == min(
+            -(-n_cols // tile.block_cols), entry["n_held"] * entry["block_cols"] // tile.block_cols
+        )
+
+
+@pytest.mark.parametrize("shared_memory", [16, 48, 64, 100, 160])
+def test_another_gpu_has_as_many_rows_in_flight_as_fit(shared_memory: int) -> None:
+    gpu = Processors(count=16, shared_memory=shared_memory * 1024, cooperative=False)
+    for n_cols, itemsize, row_wise in itertools.product(WIDTHS, (2, 4, 8), (True, False)):
+        entry = config._entry("backward", n_cols, itemsize, row_wise)
+        tile = config.backward_config(10**6, n_cols, itemsize, row_wise, gpu)
+        columns = -(-n_cols // tile.block_cols) * tile.block_cols
+        bytes_in_flight = (2 + entry["reload_weight"]) * tile.block_rows * columns * itemsize
+        stages = [n for n in range(2, entry["num_stages"] + 1) if (n - 1) * bytes_in_flight + 2048 <= gpu.shared_memory]
+        assert tile.num_stages == max(stages, default=1)
+        assert tile.n_programs == entry["programs_a_processor"] * 16
+
+
+def test_another_gpu_may_be_filled_to_the_last_byte() -> None:
+    n_cols = 8192
+    bytes_in_flight = (2 + config._entry("backward", n_cols, 2, True)["reload_weight"]) * n_cols * 2
+    for missing, num_stages in ((0, 2), (1, 1)):
+        gpu = Processors(16, bytes_in_flight + 2048 - missing, cooperative=False)
+        assert config.backward_config(10**6, n_cols, 2, True, gpu).num_stages == num_stages
+
+
+def test_another_gpu_splits_rows_where_one_group_fits() -> None:
+    entry = config._table()["split", 2, True][-1]
+    one_group = -(-entry["n_splits"] // entry["programs_a_processor"])
+    for count in (1, one_group, 16, 132):
+        n_groups = entry["programs_a_processor"] * count // entry["n_splits"]
+        split = config.split_config(65536, 2, Processors(count, 232448, cooperative=True))
+        assert (split.n_groups if split else 0) == n_groups
+
+
+@pytest.mark.parametrize(
+    ("n_partials", "n_cols", "wanted"),
+    [
+        (1, 1, (1, 1, 1)),
+        (3, 4096, (4, 16, 1)),
+        (16, 4096, (16, 16, 1)),
+        (31, 4096, (32, 16, 1)),
+        (32, 16896, (32, 16, 2)),
+        (33, 65536, (64, 64, 2)),
+        (132, 65536, (256, 64, 8)),
+        (264, 20000, (256, 32, 8)),
+        (10**4, 8, (256, 8, 8)),
+    ],
+)
+def test_the_sum_of_partial_rows_has_a_shape_of_its_own(
+    n_partials: int, n_cols: int, wanted: tuple[int, int, int]
+) -> None:
+    # Up to 256 partial rows at a time, 64 bytes or an eighth of a processor's columns, a warp for 16 partial rows.
+    tile = config.weight_gradient_config(n_partials, n_cols, H200)
+    assert (tile.block_partials, tile.block_cols, tile.num_warps) == wanted
+
+
 @pytest.mark.parametrize(
     ("make", "in_place_of_a_copy", "row_stride"),
     [

@@ -44,13 +44,10 @@ def test_bounds_are_sound_and_tight(cells, mode, dtype, tensor):
         assert cell.decided >= 0.7 * cell.elements
 
 
-def test_a_million_rows():
-    """A bound by Σ|p| would stand at √10⁶ times the error; the one for independent rows stays near it."""
-    largest = []
-    for order in ("sequential", "tree"):
-        many = draw(order=order, n_rows=1_000_000, n_cols=4)
-        largest.append(many.bounds()["dw"].ratio(many.candidate()["dw"]).max())
-    assert TIGHT < max(largest) <= 1, largest
+@pytest.mark.parametrize("order", selftest.ORDERS)
+def test_many_rows(order):
+    """A bound by Σ|p| would stand at √rows times the error; the one for independent rows stays near it."""
+    assert TIGHT < selftest.many_rows(30_000, 64, order, seed=3) <= 1
 
 
 def test_the_default_arithmetic_covers_every_order():

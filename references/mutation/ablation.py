@@ -42,39 +42,37 @@ OUTVOTE = "vote"
 EAGER = "cells of the CPU implementation"
 SECOND = "gradcheck"
 
+PLAIN_EPS = 1e-6
+Evidence = tuple[frozenset[str], str]  # the defences that it needs; what was seen
+
 DEFENCES = (
     BIT_EXACT, RSTD, ENCLOSURE, GUARD_BANDS, GUARD_PAGES, SPARSE, EPS, NOISE, LAYOUTS, RANGE, FLOAT64, VARIANTS,
     CONTRACT, RULES, OUTVOTE, EAGER, SECOND,
 )  # fmt: skip
 
 _HARD = "tests/test_hard_inputs.py"
-_VALUES = "values or overflows or upstream or minus_zero"
-_STRIDES = "layouts or alignment or overlapping or summed_loss"
-# What a test belongs to; the first that fits. In this order they are asked.
-TESTS = (
-    ("tests/test_tiles.py", VARIANTS),
-    (f"{_HARD} -k {_STRIDES}", LAYOUTS),
-    (f"{_HARD} -k {_VALUES}", RANGE),
-    (f"{_HARD}::test_guard_pages", GUARD_PAGES),
-    (f"{_HARD}::test_beyond_int32", SPARSE),
-    ("tests/test_launch.py -k tiles or split_rows", VARIANTS),
-    ("tests/test_launch.py -k one_stride", LAYOUTS),
-    ("tests/test_launch.py", CONTRACT),
-    ("tests/test_host_contract.py", CONTRACT),
-    ("tests/test_errors.py", CONTRACT),
-    ("tests/test_in_place.py", CONTRACT),
-    ("tests/test_module.py", CONTRACT),
-    ("tests/test_vote.py", OUTVOTE),
-    ("tests/test_eager_cells.py", EAGER),
-    ("tests/test_gradcheck.py", SECOND),
-    (STATIC, RULES),
-    (VOTE, OUTVOTE),
-)
-_KERNELS = TESTS[:5]
-_HOST = (*TESTS[1:3], TESTS[8], TESTS[0])
-# file → the tests that could see a fault there; the mutant's own comes first anyway.
-ASKED = {"kernels": _KERNELS, "split_kernels": _KERNELS, "launch": _HOST, "launcher": _HOST, "config": _HOST}
-ASKED |= {"ops": _HOST, "function": _HOST, "eager": (TESTS[13], TESTS[14])}
+# What a test belongs to: the first name that its selection contains.
+TESTS = {
+    STATIC: RULES,
+    VOTE: OUTVOTE,
+    "test_vote": OUTVOTE,
+    "guard_pages": GUARD_PAGES,
+    "beyond_int32": SPARSE,
+    "layouts": LAYOUTS,
+    "alignment": LAYOUTS,
+    "one_stride": LAYOUTS,
+    _HARD: RANGE,
+    "test_tiles": VARIANTS,
+    "split_rows": VARIANTS,
+    "test_eager_cells": EAGER,
+    "test_gradcheck": SECOND,
+    "tests/": CONTRACT,
+}
+# Besides its own: the tests that could see a fault of these files.
+ASKED = {
+    name: (f"{_HARD} -k layouts or alignment or minus_zero", "tests/test_tiles.py") for name in ("kernels", "launch")
+}
+BLIND = ("checks", "module", "launcher", "config")  # cells of valid input reach none of these faults
 
 
 def judge(noticed_by: str, then: list[str], device: str, result: Path, seed: int) -> None:
@@ -94,38 +92,27 @@ def judge(noticed_by: str, then: list[str], device: str, result: Path, seed: int
     result.write_text(json.dumps({"status": status, "alone": sorted(common or ()), "evidence": gathered}))
 
 
-def _evidence(noticed_by: str, then: list[str], device: str, seed: int) -> Iterator[tuple[frozenset[str], str]]:
+def _evidence(noticed_by: str, then: list[str], device: str, seed: int) -> Iterator[Evidence]:
     kill = stages.static(device)
     if kill:
         yield frozenset({RULES}), str(kill["text"])
-    yield from _of_cells(device, seed)
-    for selection in dict.fromkeys((noticed_by, *then)):
-        if selection in (STATIC, CELLS):
-            continue
-        (_, stage), *_ = stages.stages(selection, [], seed)
-        try:
-            kill = stage(device)
-        except Exception as error:
-            kill = stages.Kill(text=repr(error))
-        if kill:
-            yield frozenset({_defence(selection)}), f"{kill.get('where')}: {kill['text']}"[:200]
+    selections = dict.fromkeys((noticed_by, *then))
+    for selection in selections:
+        if selection == CELLS:
+            yield from _of_cells(device, seed)
+        elif selection != STATIC:
+            (_, stage), *_ = stages.stages(selection, [], seed)
+            try:
+                kill = stage(device)
+            except Exception as error:
+                kill = stages.Kill(text=repr(error))
+            if kill:
+                defence = next(defence for name, defence in TESTS.items() if name in selection)
+                yield frozenset({defence}), f"{kill.get('where')}: {kill['text']}"[:200]
 
 
-def _defence(selection: str) -> str:
-    """The defence that a test belongs to."""
-    exact = dict(TESTS).get(selection)
-    if exact:
-        return exact
-    for name in ("guard_pages", "beyond_int32", "layouts", "alignment", "one_stride", "minus_zero", "split_rows"):
-        if name in selection:
-            return next(defence for test, defence in TESTS if name in test)
-    return next(
-        defence for test, defence in TESTS if test.partition(" ")[0] == selection.partition(" ")[0].partition("::")[0]
-    )
-
-
-def _of_cells(device: str, seed: int) -> Iterator[tuple[frozenset[str], str]]:
-    """Every judged cell four times: with a plain eps or not, with ones as weight or not."""
+def _of_cells(device: str, seed: int) -> Iterator[Evidence]:
+    """The judged cells, and each that shows something again with a plain eps, with ones as weight, and with both."""
     implementation = load(stages.TARGET, device=device)
     drawn = make_inputs
 
@@ -133,36 +120,47 @@ def _of_cells(device: str, seed: int) -> Iterator[tuple[frozenset[str], str]]:
         inputs = drawn(case)
         return inputs if inputs.w is None else replace(inputs, w=np.ones_like(inputs.w))
 
-    for noise, plain_eps in ((False, True), (True, True), (False, False), (True, False)):
-        for original in stages.judged_cells(seed):
-            case = replace(original, eps=1e-6) if plain_eps else original
-            if not plain_eps and original.eps == 1e-6:
-                continue
-            conformance.make_inputs = drawn if noise else with_ones
-            with stages.limited(stages.PATIENCE):  # what hangs raises, and that is a finding
-                verdict = conformance.check(implementation, case)
-            needs = {NOISE} if noise and case.weight != "none" else set()
-            needs |= {EPS} if not plain_eps else set()
-            needs |= {LAYOUTS} if {case.x_layout, case.dy_layout, case.w_layout} != {"contiguous"} else set()
-            needs |= {RANGE} if case.data != "normal" else set()
-            needs |= {FLOAT64} if case.dtype == "float64" else set()
-            needs |= {VARIANTS} if case.row_mode is not None else set()
-            for finding in verdict.findings:
-                yield frozenset(needs | _needs(finding, case)), f"{case.id}: {finding}"[:200]
+    def findings(case: Case, noise: bool) -> list[Finding]:
+        conformance.make_inputs = drawn if noise else with_ones
+        with stages.limited(stages.PATIENCE):  # what hangs raises, and that is a finding
+            return conformance.check(implementation, case).findings
+
+    for original in stages.judged_cells(seed):
+        plain = replace(original, eps=PLAIN_EPS)
+        for case, noise in dict.fromkeys(((original, True), (plain, False), (plain, True), (original, False))):
+            shown = findings(case, noise)
+            for finding in shown:
+                yield _needed(case, noise, finding), f"{case.id}: {finding}"[:200]
+            if not shown and (case, noise) == (original, True):
+                break
 
 
-def _needs(finding: Finding, case: Case) -> set[str]:
-    needs = {RSTD} if finding.tensor == "rstd" else set()
-    if finding.check == "contract":
-        return needs | {GUARD_BANDS if "outside" in finding.message else CONTRACT}
-    if finding.check == "special" and case.data == "normal":  # the NaN around a tensor was read
-        return needs | {GUARD_BANDS}
-    return needs | {"exact": {BIT_EXACT}, "rounding": {ENCLOSURE}}.get(finding.check, set())
+def _needed(case: Case, noise: bool, finding: Finding) -> frozenset[str]:
+    """What must be switched on for this finding."""
+    of_case = {
+        NOISE: noise and case.weight != "none",
+        EPS: case.eps != PLAIN_EPS,
+        LAYOUTS: {case.x_layout, case.dy_layout, case.w_layout} != {"contiguous"},
+        RANGE: case.data != "normal",
+        FLOAT64: case.dtype == "float64",
+        VARIANTS: case.row_mode is not None,
+    }
+    special = finding.check == "special" and case.data == "normal"  # the NaN around a tensor was read
+    outside = finding.check == "contract" and "outside" in finding.message
+    of_finding = {
+        RSTD: finding.tensor == "rstd",
+        BIT_EXACT: finding.check == "exact",
+        ENCLOSURE: finding.check == "rounding",
+        GUARD_BANDS: special or outside,
+        CONTRACT: finding.check == "contract" and not outside,
+    }
+    return frozenset(name for name, needed in (of_case | of_finding).items() if needed)
 
 
 def asked(mutant: Mutant) -> Mutant:
-    """The mutant, with the tests that could see it."""
-    return replace(mutant, then=tuple(test for test, _ in ASKED.get(Path(mutant.file).stem, ())))
+    """The mutant, with what could see it besides its own check."""
+    stem = Path(mutant.file).stem
+    return replace(mutant, then=() if stem in BLIND else (CELLS, *ASKED.get(stem, ())))
 
 
 def table(alone: dict[str, list[str]]) -> str:

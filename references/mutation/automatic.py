@@ -62,10 +62,13 @@ ASKED = {
         f"{_HARD}::test_guard_pages",
         f"{_LAUNCH} -k split",
     ),
-    "launch": (_HOST, CELLS, f"{_LAUNCH} -k in_place or idle", f"{_HARD} -k layouts or alignment", _TILES),
+    "launch": (_HOST, f"{_LAUNCH} -k in_place or idle", CELLS, f"{_HARD} -k layouts or alignment", _TILES),
     "launcher": (_HOST, CELLS),
     "config": (f"{_LAUNCH} -k rule or shape or row_s_tile or another", _HOST, CELLS),
 }
+
+# Functions that run with compiled kernels alone: their mutants show on a GPU.
+COMPILED_ONLY = ("launcher.Variant._launch", "launcher.Variant.resident_programs", "launch._gpu")
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ def _mutants_of(root: Path, stem: str) -> Iterator[Mutant]:
             edit.new,
             _line(text, edit),
             ASKED[stem][0],
+            gpu_only=f"{stem}.{edit.function}" in COMPILED_ONLY,
             equivalent=SURVIVORS[id].reason if id in SURVIVORS else None,
             at=edit.start,
             then=ASKED[stem][1:],

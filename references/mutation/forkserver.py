@@ -19,6 +19,7 @@ from typing import Any
 
 
 def _import_what_is_slow() -> None:
+    import hypothesis  # noqa: F401
     import ml_dtypes  # noqa: F401
     import pytest  # noqa: F401
     import torch

@@ -147,7 +147,9 @@ def suite(selection: str) -> Callable[[str], Kill | None]:
 
         recorder = _Recorder()
         mark = "gpu or multigpu" if device == "cuda" else "not gpu and not slow and not mutation"
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", mark, f"--timeout={PATIENCE}"]
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # hypothesis' alone costs seconds
+        options = ["-o", "addopts=--strict-markers --strict-config --import-mode=importlib", "-p", "pytest_timeout"]
+        options += ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-m", mark, f"--timeout={PATIENCE}"]
         options += ["--rootdir", os.getcwd(), "-k", expression]
         code = pytest.main([*options, node], plugins=[recorder])
         if recorder.kill is None and code not in (0, 5):

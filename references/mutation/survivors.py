@@ -12,4 +12,114 @@ class Survivor(NamedTuple):
     reason: str
 
 
-SURVIVORS: dict[str, Survivor] = {}
+SURVIVORS: dict[str, Survivor] = {
+    "kernels._reciprocal_sqrt.always1": Survivor(
+        "if True:", "the interpreter divides and takes roots correctly rounded in either branch; a GPU does not"
+    ),
+    "kernels._load_weight.constant1": Survivor(
+        'return tl.load(w_ptr + cols, mask=col_mask, other=1.0, eviction_policy="evict_last")',
+        "beyond the last column w meets zeros of dY or is not stored",
+    ),
+    "kernels.rms_norm_forward_kernel.arithmetic2": Survivor(
+        "N_CHUNKS: tl.constexpr = (n_cols + BLOCK_COLS + 1) // BLOCK_COLS",
+        "a chunk more lies wholly beyond the last column",
+    ),
+    "kernels.rms_norm_forward_kernel.always3": Survivor(
+        "if True:", "where all chunks are held the loop over streamed ones is empty"
+    ),
+    "kernels.rms_norm_forward_kernel.option1": Survivor(
+        "for chunk in tl.range(N_HELD, N_CHUNKS):",
+        "num_stages tells the compiler how to pipeline: results are the same",
+    ),
+    "kernels.rms_norm_forward_kernel.constant5": Survivor(
+        "for chunk in tl.range(N_HELD, N_CHUNKS, num_stages=2):",
+        "num_stages tells the compiler how to pipeline: results are the same",
+    ),
+    "kernels.rms_norm_forward_kernel.constant8": Survivor(
+        "for reverse_chunk in tl.range(0, N_CHUNKS - N_HELD, num_stages=2):",
+        "num_stages tells the compiler how to pipeline: results are the same",
+    ),
+    "kernels.rms_norm_forward_kernel.comparison9": Survivor(
+        "w = _load_weight(w_ptr, cols, cols <= n_cols)", "held chunks before streamed ones never reach the last column"
+    ),
+    "kernels.rms_norm_backward_kernel.always1": Survivor(
+        'EVICTION: tl.constexpr = "evict_first" if True else ""',
+        "an eviction policy tells the caches what to keep: results are the same",
+    ),
+    "kernels.rms_norm_backward_kernel.constant2": Survivor(
+        'EVICTION: tl.constexpr = "evict_first" if NUM_STAGES > 2 else ""',
+        "an eviction policy tells the caches what to keep: results are the same",
+    ),
+    "kernels.rms_norm_backward_kernel.always3": Survivor(
+        "if True:", "partial sums that nobody needs stay zero and are not stored"
+    ),
+    "kernels.rms_norm_backward_kernel.option1": Survivor(
+        "for tile in tl.range(program, tl.cdiv(n_rows, BLOCK_ROWS), tl.num_programs(0)):",
+        "num_stages tells the compiler how to pipeline: results are the same",
+    ),
+    "split_kernels.module.constant1": Survivor(
+        "EMPTY = tl.constexpr(2147475118)", "any pattern of a NaN can say that a slot is empty"
+    ),
+    "split_kernels.module.constant2": Survivor("OTHER_NAN = tl.constexpr(2143289345)", "any other NaN is as good"),
+    "split_kernels._collect.constant5": Survivor(
+        "bits = tl.load(slots, volatile=False)",
+        "volatile is for programs that run side by side: the interpreter runs one after another",
+    ),
+    "split_kernels._finish_row.always1": Survivor("if True:", "a row that is read again is the same row"),
+    "split_kernels._finish_row.constant2": Survivor(
+        'x = tl.load(x_ptr + x_offset + cols, mask=mask, other=1.0, eviction_policy="evict_first")',
+        "beyond the last column nothing is stored",
+    ),
+    "split_kernels._finish_row.option3": Survivor(
+        "x = tl.load(x_ptr + x_offset + cols, mask=mask, other=0.0)",
+        "an eviction policy tells the caches what to keep: results are the same",
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.option4": Survivor(
+        "x = tl.load(x_ptr + x_offset + cols, mask=mask, other=0.0)",
+        "an eviction policy tells the caches what to keep: results are the same",
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always6": Survivor(
+        "if True:", "a weight that is read again is the same weight"
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always7": Survivor(
+        "if True:", "partial sums that nobody needs are an empty tuple, and not stored"
+    ),
+    "launch.module.constant5": Survivor(
+        "remember = functools.lru_cache(maxsize=4097, typed=True)", "the size of a cache"
+    ),
+    "launch.rms_norm_backward.boolean1": Survivor(
+        "if n_rows == 0 and (dx is None and dw is None):",
+        "an empty grid runs no program, and a launch without results writes nothing",
+    ),
+    "launch.rms_norm_backward.constant3": Survivor(
+        "finish = weight_gradient_config(dw_partial.shape[1], n_cols, gpu)",
+        "another tile for the sum of partial rows is right as well",
+    ),
+    "launch._launch_split.constant6": Survivor(
+        "_split_variant(*settings, publishes=True, collects=True).launch(n_groups * config.n_splits, tensors, integers)",
+        "what is published again has the same bits",
+    ),
+    "launch._launch_split.arithmetic3": Survivor(
+        "n_groups = min(n_groups, resident * config.n_splits)", "only compiled kernels get here"
+    ),
+    "launch._launch_split.always2": Survivor("if True:", "only compiled kernels get here"),
+    "launcher.Variant.launch.always2": Survivor("elif True:", "only compiled kernels get here"),
+    "launcher.Variant.launch.condition2": Survivor(
+        "elif not (device == torch.cuda.current_device()):", "only compiled kernels get here"
+    ),
+    "launcher._key.constant2": Survivor(
+        "alignment = 3 * alignment + (pointer is not None and pointer % 16 == 0)",
+        "base 3 tells the same patterns apart",
+    ),
+    "launcher._key.comparison3": Survivor(
+        "width = 2 * width + (-0x80000000 < integer < 0x80000000)", "no stride and no number of rows is -2^31"
+    ),
+    "config._backward_tiles.comparison1": Survivor(
+        "while num_stages >= 1 and (num_stages - 1) * tile_bytes + 2048 > processors.shared_memory:",
+        "with one stage nothing is in flight",
+    ),
+    "config.backward_config.comparison1": Survivor(
+        "return config if n_tiles > config.n_programs else _with_programs(config, n_tiles)",
+        "where both are equal, the replaced configuration equals the original",
+    ),
+}
