@@ -96,7 +96,7 @@ SURVIVORS: dict[str, Survivor] = {
         "another tile for the sum of partial rows is right as well",
     ),
     "launch._launch_split.constant6": Survivor(
-        "_split_variant(*settings, publishes=True, collects=True).launch(n_groups * config.n_splits, tensors, integers)",
+        "_split_variant(*settings, publishes=True, collects=True).launch(n_groups * config.n_splits, tensors, integers)",  # noqa: E501
         "what is published again has the same bits",
     ),
     "launch._launch_split.arithmetic3": Survivor(
