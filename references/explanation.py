@@ -10,7 +10,7 @@ from references.arrays import numpy_dtype
 from references.cases import Case, make_inputs
 from references.comparison import Measure
 from references.conformance import Verdict, reference_bounds
-from references.report import TITLES
+from references.report import TITLES, repetition
 
 
 def explain(verdict: Verdict) -> list[str]:
@@ -21,6 +21,8 @@ def explain(verdict: Verdict) -> list[str]:
         lines.append(f"its Y has the rounding of {verdict.computes}, claimed is {verdict.case.casting_mode}")
     for tensor, measure in verdict.measures.items():
         lines += ["", *_tensor(tensor, measure)]
+    if (repeated := repetition([verdict])) is not None:
+        lines += ["", repeated]
     lines += ["", *(str(finding) for finding in verdict.findings)] if verdict.findings else []
     return lines
 

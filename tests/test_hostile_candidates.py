@@ -163,6 +163,16 @@ def test_a_module_that_kills_its_process_is_refused_too(tmp_path: Path) -> None:
         Isolated("deadly:f", paths=[str(tmp_path)])
 
 
+@pytest.mark.gpu
+def test_a_gpu_that_stops_answering_gets_a_new_process() -> None:
+    cases = [dataclasses.replace(case, offset=0.0) for case in (SPOILED, FINE)]
+    with Isolated("gpu_assert:rms_norm", "cuda", "gemma", paths=[CANDIDATES]) as candidate:
+        spoiled, fine = check_all(candidate, cases, lambda verdict: None)
+    (finding,) = spoiled.findings
+    assert finding.check == "run" and "raised" in finding.message and "assert" in finding.message
+    assert (fine.status, fine.findings) == ("pass", [])
+
+
 def children_of(process: int) -> list[str]:
     listed = subprocess.run(["ps", "-eo", "ppid=,pid="], capture_output=True, text=True, check=True).stdout
     return [pid for parent, pid in map(str.split, listed.splitlines()) if parent == str(process)]
