@@ -39,7 +39,7 @@ def run(code: str, tmp_path: Path, *launcher: str) -> None:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, *launcher, str(script)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

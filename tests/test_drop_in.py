@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ H = 16
 
 pytestmark = pytest.mark.torch
 
+SETTINGS = ("offset", "casting_mode", "init_fn", "in_place")
 # Upstream's per-model subclasses as arguments of LigerRMSNorm: docs/pytorch.md holds the same table.
 SUBCLASSES: dict[str, dict[str, Any]] = {
     "LigerRMSNormForGemma": {"offset": 1.0, "casting_mode": "gemma", "init_fn": "zeros", "in_place": True},
@@ -31,6 +35,17 @@ SUBCLASSES: dict[str, dict[str, Any]] = {
 def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "INTERPRETED", False)
     torch.manual_seed(0)
+
+
+def test_the_table_of_the_documentation_is_this_one() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`LigerRMSNormFor.*?) \| (\S+) \| `(.*?)` \| `(.*?)` \| (\S+) \|", page, re.MULTILINE)
+    documented = {}
+    for names, offset, casting_mode, init_fn, in_place in rows:
+        settings = dict(zip(SETTINGS, map(ast.literal_eval, (offset, casting_mode, init_fn, in_place)), strict=True))
+        for name in re.findall(r"For\w+", names):
+            documented[f"LigerRMSNorm{name}"] = settings
+    assert documented == SUBCLASSES
 
 
 def test_arguments_order_and_defaults() -> None:

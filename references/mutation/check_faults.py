@@ -47,7 +47,7 @@ MUTANTS = (
     _removed("E05", CHECKS, "not math.isfinite(offset)"),
     _removed("E06", CHECKS, "x.dtype not in DTYPES"),
     _removed("E07", CHECKS, "x.dim() == 0"),
-    _removed("E08", CHECKS, "x.shape[-1] == 0"),
+    _removed("E08", CHECKS, "x.shape[-1] < least_cols"),
     _removed("E09", CHECKS, "w.dtype not in DTYPES"),
     _removed("E10", CHECKS, "w.dim() != 1"),
     _removed("E11", CHECKS, "w.shape[0] != x.shape[-1]"),
