@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -184,3 +185,41 @@ def test_wrong_results_are_a_fault() -> None:
     judge = tune.Judge(Target("forward", "f32", 64, True))
     judge.problem.forward = lambda config: (torch.zeros(8, 64), torch.zeros(8))
     assert "times its bound" in judge.fault(SIMPLE)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run without a GPU, into a table and a log of its own: run(patterns, time_budget)."""
+    monkeypatch.setattr(Target, "n_rows", 3)
+    monkeypatch.setattr(tune, "TABLE", tmp_path / "tuned.json")
+    tune.TABLE.write_text(tune.table_text("another GPU", entries()))
+    monkeypatch.setattr(tune, "KernelTimer", FakeTimer)
+    monkeypatch.setattr(tune, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr(tune, "compile_candidate", lambda *_: None)
+    monkeypatch.setattr(tune, "fingerprint", lambda: {"device": "this GPU"})
+    monkeypatch.setattr(tune.launch, "processors", lambda _: H200)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    log = tmp_path / "log.json"
+    return lambda patterns, time_budget: tune.run(targets(patterns), log, time_budget)
+
+
+@pytest.mark.interpret
+def test_a_run_writes_the_table_and_goes_on_from_its_log(machine: Any, capsys: pytest.CaptureFixture) -> None:
+    machine(["forward:f32:512:row"], 60.0)
+    table = json.loads(tune.TABLE.read_text())
+    assert table["device"] == "this GPU"
+    changed = [entry for entry in table["entries"] if entry not in entries()]
+    assert [(e["direction"], e["n_cols"], e["itemsize"], e["row_wise"]) for e in changed] == [("forward", 512, 4, True)]
+    capsys.readouterr()
+    machine(["forward:f32:512:row", "forward:f32:256:row"], 60.0)
+    assert "1 targets to measure, 1 in the log" in capsys.readouterr().out
+    table = json.loads(tune.TABLE.read_text())
+    assert len([entry for entry in table["entries"] if entry not in entries()]) == 2
+
+
+@pytest.mark.interpret
+def test_no_target_is_started_when_time_is_up(machine: Any, capsys: pytest.CaptureFixture) -> None:
+    before = tune.TABLE.read_text()
+    machine(["forward:f32:512:row"], 0.0)
+    assert "time is up: forward:f32:512:row" in capsys.readouterr().out
+    assert tune.TABLE.read_text() == before
