@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -207,6 +209,17 @@ def test_the_document_is_the_table_of_its_results() -> None:
     results = sorted((ROOT / "docs").glob("peers*.json"))
     text = (ROOT / "docs" / "peers.md").read_text(encoding="utf-8")
     assert results and table.markdown([table.read(path) for path in results]) in text
+
+
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "peers.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("number", range(5))
+def test_the_programs_of_the_document_run(number: int) -> None:
+    assert len(PROGRAMS) == 5
+    done = subprocess.run([sys.executable, "-c", PROGRAMS[number]], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) in (2, 3), done.stderr
 
 
 # The command
