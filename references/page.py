@@ -227,7 +227,7 @@ def _cell(verdict: Verdict) -> str:
     fields += [f"<td>{value}</td>" for value in _settings(case)]
     for tensor in TENSORS:
         measure = verdict.measures.get(tensor)
-        worst = measure and Worst(measure.ratio, measure.exact, measure.bounded)
+        worst = Worst(measure.ratio, measure.exact, measure.bounded) if measure else None
         value = str(worst.ratio).replace("inf", "Infinity") if worst else "-1"
         shown_ratio = number(worst.ratio) if worst else "–"
         fields.append(f'<td class="{severity(worst)}" data-value="{value}">{shown_ratio}</td>')

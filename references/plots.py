@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from references.comparison import QUARTERS
 from references.conformance import TENSORS, Verdict
 from references.report import TITLES, summarize
@@ -125,7 +127,7 @@ def cancellation(figure: Figure, verdicts: Sequence[Verdict]) -> None:
 
 def _logarithmic(panel: Axes) -> None:
     """Both axes, where there are points: matplotlib refuses it without any."""
-    if any(len(line.get_xdata()) for line in panel.lines if line.get_label() in STYLES):
+    if any(np.size(line.get_xdata()) for line in panel.lines if line.get_label() in STYLES):
         panel.set(xscale="log", yscale="log")
 
 

@@ -207,7 +207,7 @@ def _ignore(mutant: Mutant, answer: Answer) -> None:
 
 def _result(mutant: Mutant, answer: Answer) -> Result:
     kill = answer["kill"] or {}
-    fields = {name: kill.get(name) for name in ("by", "where", "margin", "text")}
+    fields: dict[str, Any] = {name: kill.get(name) for name in ("by", "where", "margin", "text")}
     spent = {name: answer[name] for name in ("seconds", "processor")}
     return Result(mutant, answer["status"], answer["stage"], **fields, **spent)
 
