@@ -99,6 +99,10 @@ SURVIVORS: dict[str, Survivor] = {
         "_split_variant(*settings, publishes=True, collects=True).launch(n_groups * config.n_splits, tensors, integers)",  # noqa: E501
         "what is published again has the same bits",
     ),
+    "launch._launch_split.always1": Survivor(
+        "if True: # programs run one after another: none may wait for a later one",
+        "on a CPU kernels are always interpreted",
+    ),
     "launch._launch_split.arithmetic3": Survivor(
         "n_groups = min(n_groups, resident * config.n_splits)", "only compiled kernels get here"
     ),
