@@ -84,6 +84,10 @@ SURVIVORS: dict[str, Survivor] = {
     "split_kernels.rms_norm_backward_split_kernel.always7": Survivor(
         "if True:", "partial sums that nobody needs are an empty tuple, and not stored"
     ),
+    "launch.module.constant2": Survivor(
+        "INTERPRETER = Processors(count=4, shared_memory=97 * 1024, cooperative=True)",
+        "the interpreter stands for a GPU that does not exist: any number will do",
+    ),
     "launch.module.constant5": Survivor(
         "remember = functools.lru_cache(maxsize=4097, typed=True)", "the size of a cache"
     ),
