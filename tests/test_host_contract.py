@@ -161,6 +161,16 @@ def test_split_rows_of_a_frozen_weight_do_no_work_for_it() -> None:
     assert set(split_launches(65536, None, needs_dx=True, needs_dw=True)) == {True}
 
 
+@pytest.mark.parametrize("needs_dw", [True, False])
+def test_a_frozen_weight_gets_no_memory_for_its_gradient(needs_dw: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors: list[Any] = []
+    monkeypatch.setattr(launch.Variant, "launch", lambda variant, n_programs, given, integers: tensors.append(given))
+    x, w = torch.ones(4, 24), torch.ones(24)
+    about = {"offset": 0.0, "casting_mode": "llama", "dx": torch.empty_like(x), "needs_dw": needs_dw}
+    launch.rms_norm_backward(x, x, w, torch.ones(4), **about)
+    assert (tensors[0][5] is not None) == needs_dw
+
+
 @pytest.mark.interpret
 def test_a_strided_rstd_is_read_right() -> None:
     generator = torch.Generator().manual_seed(0)

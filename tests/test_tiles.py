@@ -28,6 +28,7 @@ TILES = {
     "block": (ForwardConfig(4, 128, 1, 1), BackwardConfig(4, 128, 1, 2, 2, False)),
     "block_chunks": (ForwardConfig(2, 64, 1, 1), BackwardConfig(2, 64, 1, 1, 2, True)),
     "split": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 2, 32, 1, 1, 3, False, False)),
+    "split_row_a_group": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 2, 32, 1, 1, N_ROWS, False, False)),
     "split_reload": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 2, 32, 1, 1, 2, True, True)),
 }
 

@@ -84,6 +84,10 @@ SURVIVORS: dict[str, Survivor] = {
     "split_kernels.rms_norm_backward_split_kernel.always7": Survivor(
         "if True:", "partial sums that nobody needs are an empty tuple, and not stored"
     ),
+    "launch.module.constant2": Survivor(
+        "INTERPRETER = Processors(count=4, shared_memory=97 * 1024, cooperative=True)",
+        "the interpreter stands for a GPU that does not exist: any number will do",
+    ),
     "launch.module.constant5": Survivor(
         "remember = functools.lru_cache(maxsize=4097, typed=True)", "the size of a cache"
     ),
@@ -98,6 +102,10 @@ SURVIVORS: dict[str, Survivor] = {
     "launch._launch_split.constant6": Survivor(
         "_split_variant(*settings, publishes=True, collects=True).launch(n_groups * config.n_splits, tensors, integers)",  # noqa: E501
         "what is published again has the same bits",
+    ),
+    "launch._launch_split.always1": Survivor(
+        "if True: # programs run one after another: none may wait for a later one",
+        "on a CPU kernels are always interpreted",
     ),
     "launch._launch_split.arithmetic3": Survivor(
         "n_groups = min(n_groups, resident * config.n_splits)", "only compiled kernels get here"
