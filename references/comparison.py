@@ -213,8 +213,8 @@ class Comparison:
         )
 
     def _pattern(self, wrong: np.ndarray) -> str | None:
-        arrays = wrong, self.got.astype(np.longdouble), self.bound.value
-        return diagnosis.pattern(*(array[..., None] if self.tensor == "rstd" else array for array in arrays))
+        given = wrong, self.got, self.bound.value
+        return diagnosis.pattern(*(array[..., None] if self.tensor == "rstd" else array for array in given))
 
 
 def _largest(values: np.ndarray) -> tuple[int, ...]:

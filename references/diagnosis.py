@@ -9,10 +9,14 @@ import math
 
 import numpy as np
 
+from references.arrays import numpy_dtype
+
 DENSE = 0.8  # share of the elements of a pattern that are wrong: some come out right by chance
 BY_CHANCE = 0.01  # a gap this unlikely is part of the pattern
 ALIKE = 0.02  # the spread of factors that count as one, as a share of their distance from 1
 ENOUGH = 3  # elements that show a factor
+TELLING = 8  # numbers that all fit a narrower dtype do so for a reason
+NARROWER = {"float64": ("float32",), "float32": ("bfloat16", "float16")}
 TILE = 16  # tiles and chunks are multiples of it
 
 CAUSES = {
@@ -36,7 +40,7 @@ def pattern(wrong: np.ndarray, got: np.ndarray, value: np.ndarray) -> str | None
 
     Args:
         wrong: bool, (..., H); of a tensor with one value a row (..., 1).
-        got, value: the candidate's numbers and the true ones, in the same shape.
+        got, value: the candidate's numbers, in their dtype, and the true ones, in the same shape.
 
     Returns:
         One phrase; None where nothing is wrong, or in a single element there is no pattern to see.
@@ -45,14 +49,13 @@ def pattern(wrong: np.ndarray, got: np.ndarray, value: np.ndarray) -> str | None
         return None
     wrong, got, value = (array.reshape(-1, array.shape[-1]) for array in (wrong, got, value))
     rows, columns = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
-    if wrong[np.ix_(rows, columns)].mean() < DENSE:
-        return (
-            f"{wrong.sum()} of {wrong.size} elements, scattered: "
-            "usually a rounding at another point, a sum that is too coarse, or a race"
-        )
     places = [_place(columns, wrong.shape[1], "column"), _place(rows, wrong.shape[0], "row")]
     where = " of ".join(words for words, _ in places if words) or "all elements"
     content, cause = _content(wrong, got, value)
+    scattered = wrong[np.ix_(rows, columns)].mean() < DENSE
+    if scattered or (1 in wrong.shape and "some" in (kind for _, (_, kind) in places)):
+        where = f"{wrong.sum()} of {wrong.size} elements, scattered{content}"
+        return f"{where}: usually {cause or 'a rounding at another point, a sum that is too coarse, or a race'}"
     causes = [CAUSES[kind] for _, kind in places if kind in CAUSES]
     if not causes and not cause:
         cause = "a term of the formula that is missing or wrong"
@@ -93,8 +96,11 @@ def _content(wrong: np.ndarray, got: np.ndarray, value: np.ndarray) -> tuple[str
         return ", all NaN", "memory that nobody wrote, or a read outside of the tensor: what surrounds it is NaN"
     if (numbers == 0).all():
         return ", all 0", "results that are never stored"
+    for dtype in NARROWER.get(got.dtype.name, ()):
+        if len(numbers) >= TELLING and (numbers.astype(numpy_dtype(dtype)) == numbers).all():
+            return f", each a {dtype} number", f"a computation in {dtype}"
     usable = wrong & np.isfinite(got) & np.isfinite(value) & (value != 0)
-    factors = np.where(usable, got / np.where(usable, value, 1), np.nan).astype(float)
+    factors = np.where(usable, got.astype(np.longdouble) / np.where(usable, value, 1), np.nan).astype(float)
     if (factor := _factor(factors[usable])) is not None:
         return (
             f", by one factor {1 + float(f'{factor - 1:.3g}'):.9g}",

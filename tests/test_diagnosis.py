@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from references import report
+from references.arrays import numpy_dtype
 from references.cases import Case
 from references.comparison import Comparison, Finding
 from references.conformance import Verdict
 from references.diagnosis import pattern
 from references.explanation import explain
+from references.spec import DTYPES
 from references.tolerances import forward_bounds
 
 ROWS, COLUMNS = 32, 800
@@ -70,12 +72,25 @@ def test_places(rows: object, columns: object, says: str) -> None:
             "all elements, each column by a factor of its own: usually the weig",
         ),
         (lambda v: v * np.nan, "all elements, all NaN: usually memory that nobody wrote"),
+        (
+            lambda v: (2 * v + 1).astype(np.float32),
+            "all elements, each a float32 number: usually a computation in float32",
+        ),
         (lambda v: 0 * v, "all elements, all 0: usually results that are never stored"),
     ],
 )
 def test_contents(change: Callable, says: str) -> None:
     found = wrong_in(ALL, ALL, change)
     assert found is not None and found.startswith(says), found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_can_be_looked_at(dtype: str) -> None:
+    got, value = (2 * VALUE).astype(numpy_dtype(dtype)), VALUE.astype(np.longdouble)
+    assert pattern(got != value, got, value) in (
+        "all elements, by one factor 2: usually a constant, such as the width that a mean divides by",
+        "all elements, by one factor 2.00001: usually a constant, such as the width that a mean divides by",
+    )
 
 
 def test_a_tail_of_nan_says_both() -> None:
@@ -94,6 +109,22 @@ def test_scattered_errors_have_no_place() -> None:
     wrong = RNG.random(VALUE.shape) < 0.26
     found = pattern(wrong, VALUE + wrong, VALUE)
     assert found is not None and f"{wrong.sum()} of {wrong.size} elements, scattered: usually a rounding" in found
+
+
+def test_a_single_row_can_be_scattered_too() -> None:
+    wrong = np.zeros(41, bool)
+    wrong[[3, 4, 7, 15, 16, 29, 31]] = True
+    found = pattern(wrong, VALUE[0, :41] + wrong, VALUE[0, :41])
+    assert found is not None and found.startswith("7 of 41 elements, scattered: usually a rounding")
+
+
+def test_a_float32_computed_in_16_bits() -> None:
+    got = VALUE.astype(np.float16).astype(np.float32)
+    assert str(pattern(got != VALUE, got, VALUE)).startswith("all elements, each a float16 number")
+    some = np.where(RNG.random(VALUE.shape) < 0.3, got, VALUE.astype(np.float32))
+    assert ", scattered, each a float16 number: usually a computation in float16" in str(
+        pattern(some == got, some, VALUE)
+    )
 
 
 def test_nothing_wrong_and_a_single_element_say_nothing() -> None:
