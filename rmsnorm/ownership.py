@@ -22,9 +22,9 @@ def holders(gradient: torch.Tensor) -> Holders:
     """Counted in the body of a backward whose only gradient this is: a frame more is a reference more."""
     base = gradient._base
     return (
-        gradient._use_count(),
+        gradient._use_count(),  # type: ignore[attr-defined]
         torch._C._storage_Use_Count(gradient.untyped_storage()._cdata),
-        0 if base is None else base._use_count(),
+        0 if base is None else base._use_count(),  # type: ignore[attr-defined]
         sys.getrefcount(gradient),
     )
 
