@@ -215,9 +215,9 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "peers.md").read_
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(7))
 def test_the_programs_of_the_document_run(number: int) -> None:
-    assert len(PROGRAMS) == 5
+    assert len(PROGRAMS) == 7
     done = subprocess.run([sys.executable, "-c", PROGRAMS[number]], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and len(done.stdout.splitlines()) in (2, 3), done.stderr
 

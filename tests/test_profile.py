@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
+import tomllib
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -318,3 +320,10 @@ def test_no_mode_is_named_on_thin_evidence() -> None:
     assert shown(dataclasses.replace(CASE, dtype="float32"), "llama") is None
     inputs = make_inputs(CASE)
     assert computed_mode(CASE, inputs, inputs.x[:1]) is None
+
+
+def test_the_profile_of_the_guide_is_one() -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "judging.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
+    claims = tomllib.loads(block)
+    assert Profile().with_claims(claims).columns_multiple_of == claims["columns_multiple_of"]

@@ -73,7 +73,7 @@ def _section(runs: list[dict[str, Any]]) -> Iterator[str]:
     for peer, judged in _judgements(runs):
         told = [*_nearest(peer, judged), *_deviations(judged["deviations"])]
         versions = ", ".join(f"{name} {version}" for name, version in peer["versions"].items())
-        yield f"- **{peer['title']}** ({versions}) as {judged['mode']}: " + ("no deviation." if not told else "")
+        yield f"- **{peer['title']}** ({versions}) as {judged['mode']}:{'' if told else ' no deviation.'}"
         yield from (f"  - {line}" for line in told)
     yield ""
     missing = {name: reason for run in runs for name, reason in run["missing"].items()}
