@@ -1,9 +1,10 @@
 """The kernels compile for GPUs that need not be there, and the machine code keeps what the source says.
 
 `resource_usage.json` holds the most registers and bytes of stack (spilled registers) a thread that any recorded Triton
-version needed, for each target, case and kernel. A change that needs more must be measured, and recorded again:
+version needed, for each target, case and kernel. A change that needs more must be measured, and recorded again, with
+each version; a file that is there is only ever raised:
 
-    python3 tests/probes/compile_kernels.py --record tests/resource_usage.json
+    python3 -m tests.probes.compile_kernels --record tests/resource_usage.json
 """
 
 from __future__ import annotations

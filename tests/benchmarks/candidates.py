@@ -127,7 +127,10 @@ def candidates(target: Target, processors: Processors) -> dict[Config, Entry]:
     found: dict[Config, Entry] = {configuration(target, now, processors): now}
     for choice in generate(target, processors):
         entry = _about(target) | {"n_cols": target.n_cols} | choice
-        found.setdefault(configuration(target, entry, processors), entry)
+        launched = configuration(target, entry, processors)
+        if isinstance(launched, ForwardConfig | BackwardConfig):  # what it is, where the chunk would be halved
+            entry |= {field: value for field, value in vars(launched).items() if field in entry}
+        found.setdefault(launched, entry)
     return found
 
 
