@@ -8,10 +8,12 @@ tolerances, dtypes, data, weights and settings; rows are cut to a handful, becau
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +147,6 @@ def _failure(look: Look) -> str | None:
 def _compared(look: Look, dtype: str, mode: str, offset: float, shape: tuple[int, ...]) -> str | None:
     import torch
 
-    from rmsnorm import liger_rms_norm
-
     kind, generator = getattr(torch, dtype), torch.Generator().manual_seed(42)
 
     def drawn(how: str | float, *size: int) -> Any:
@@ -164,7 +164,7 @@ def _compared(look: Look, dtype: str, mode: str, offset: float, shape: tuple[int
     theirs = [t.clone().requires_grad_() if t is not None else None for t in (x, w)]
     ours = [t.detach().requires_grad_() if t is not None else None for t in (x, w)]
     wanted = _eager(theirs[0], theirs[1], look.eps, offset, mode, look.upcasts)
-    got = liger_rms_norm(ours[0], ours[1], look.eps, offset, mode)
+    got = _candidate()(ours[0], ours[1], look.eps, offset, mode)
     pairs = [("y", got, wanted, look.tolerances[dtype])]
     if look.backward:
         leaves = [[t for t in leaves if t is not None] for leaves in (ours, theirs)]
@@ -181,6 +181,11 @@ def _compared(look: Look, dtype: str, mode: str, offset: float, shape: tuple[int
         except AssertionError as error:
             return f"{name}: {str(error).splitlines()[0]}"
     return None
+
+
+def _candidate() -> Any:
+    """The judged function, which no module of the judge imports by name."""
+    return importlib.import_module("rmsnorm").liger_rms_norm
 
 
 def _eager(x: Any, w: Any, eps: float, offset: float, mode: str, upcasts: bool) -> Any:
@@ -201,14 +206,12 @@ def _eager(x: Any, w: Any, eps: float, offset: float, mode: str, upcasts: bool) 
 def _gradcheck() -> str | None:
     import torch
 
-    from rmsnorm import liger_rms_norm
-
     generator = torch.Generator().manual_seed(42)
     for mode, offset in (("llama", 0.0), ("gemma", 1.0)):
         x, w = (torch.randn(size, generator=generator, dtype=torch.float64) for size in ((2, 3), (3,)))
         leaves = (x.requires_grad_(), w.requires_grad_())
         try:
-            torch.autograd.gradcheck(lambda x, w, m=mode, o=offset: liger_rms_norm(x, w, 1e-6, o, m, False), leaves)
+            torch.autograd.gradcheck(lambda x, w, m=mode, o=offset: _candidate()(x, w, 1e-6, o, m, False), leaves)
         except RuntimeError as error:
             return str(error).strip().splitlines()[0]
     return None
@@ -232,7 +235,7 @@ def judge(noticed_by: str, then: list[str], device: str, result: Path) -> None:
     failed: dict[str, str | None] = {}
     for name in NAMES:
         result.with_suffix(".stage").write_text(json.dumps(failed | {name: "crash"}))
-        failed[name] = _guarded(_gradcheck) if name == GRADCHECK else _guarded(lambda look=LOOKS[name]: _failure(look))
+        failed[name] = _guarded(_gradcheck if name == GRADCHECK else partial(_failure, LOOKS[name]))
     result.write_text(json.dumps({"status": "killed" if any(failed.values()) else "survived", "failed": failed}))
 
 
