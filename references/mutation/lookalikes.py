@@ -164,7 +164,7 @@ def _compared(look: Look, dtype: str, mode: str, offset: float, shape: tuple[int
     theirs = [t.clone().requires_grad_() if t is not None else None for t in (x, w)]
     ours = [t.detach().requires_grad_() if t is not None else None for t in (x, w)]
     wanted = _eager(theirs[0], theirs[1], look.eps, offset, mode, look.upcasts)
-    got = _judged()(ours[0], ours[1], look.eps, offset, mode)
+    got = _candidate()(ours[0], ours[1], look.eps, offset, mode)
     pairs = [("y", got, wanted, look.tolerances[dtype])]
     if look.backward:
         leaves = [[t for t in leaves if t is not None] for leaves in (ours, theirs)]
@@ -183,13 +183,9 @@ def _compared(look: Look, dtype: str, mode: str, offset: float, shape: tuple[int
     return None
 
 
-def _judged() -> Any:
-    """The function, by name: the judge imports nothing of the judged."""
+def _candidate() -> Any:
+    """The judged function, which no module of the judge imports by name."""
     return importlib.import_module("rmsnorm").liger_rms_norm
-
-
-def _without_in_place(x: Any, w: Any, offset: float, mode: str) -> Any:
-    return _judged()(x, w, 1e-6, offset, mode, False)
 
 
 def _eager(x: Any, w: Any, eps: float, offset: float, mode: str, upcasts: bool) -> Any:
@@ -215,7 +211,7 @@ def _gradcheck() -> str | None:
         x, w = (torch.randn(size, generator=generator, dtype=torch.float64) for size in ((2, 3), (3,)))
         leaves = (x.requires_grad_(), w.requires_grad_())
         try:
-            torch.autograd.gradcheck(partial(_without_in_place, offset=offset, mode=mode), leaves)
+            torch.autograd.gradcheck(lambda x, w, m=mode, o=offset: _candidate()(x, w, 1e-6, o, m, False), leaves)
         except RuntimeError as error:
             return str(error).strip().splitlines()[0]
     return None
@@ -239,7 +235,7 @@ def judge(noticed_by: str, then: list[str], device: str, result: Path) -> None:
     failed: dict[str, str | None] = {}
     for name in NAMES:
         result.with_suffix(".stage").write_text(json.dumps(failed | {name: "crash"}))
-        failed[name] = _guarded(_gradcheck) if name == GRADCHECK else _guarded(partial(_failure, LOOKS[name]))
+        failed[name] = _guarded(_gradcheck if name == GRADCHECK else partial(_failure, LOOKS[name]))
     result.write_text(json.dumps({"status": "killed" if any(failed.values()) else "survived", "failed": failed}))
 
 
