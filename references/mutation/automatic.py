@@ -266,7 +266,8 @@ class _Edits(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         if ast.unparse(node.func).startswith("tl."):
-            for before, keyword in zip([*node.args[-1:], *node.keywords], node.keywords, strict=False):
-                previous = before.value if isinstance(before, ast.keyword) else before
+            befores: list[ast.expr | ast.keyword] = [*node.args[-1:], *node.keywords]
+            for before, keyword in zip(befores, node.keywords, strict=False):
+                previous: ast.expr = before.value if isinstance(before, ast.keyword) else before
                 self._add("option", self._span(previous)[1], self._span(keyword.value)[1], "")
         self.generic_visit(node)
