@@ -9,6 +9,7 @@ import pytest
 
 from references import numpy_reference, selftest, tolerances
 from references.arrays import numpy_dtype
+from references.comparison import Comparison
 from references.rounding import pairwise_depth, sequential_depth, tree_depth
 from references.selftest import TIGHT, Draw
 from references.spec import DTYPES, ROUNDING_POINTS, CastingMode
@@ -205,6 +206,31 @@ def test_sums_that_overflow_are_not_judged():
     bounds = tolerances.backward_bounds(dy, x, w, eps=0.5, offset=0.0, casting_mode="llama")
     assert bounds["dx"].applies.tolist() == [[False] * 4, [True] * 4]
     assert not bounds["dw"].applies.any()
+
+
+def test_no_pattern_is_specified_where_an_intermediate_result_may_overflow():
+    """Of finite inputs: 3e38 + 3e38 - 3e38 is infinite in one order and not in another. NaN in, NaN out stays."""
+    x, w = np.ones((3, 4), np.float32), np.ones(4, np.float32)
+    x[2, 0] = np.nan
+    dy = np.array([[3e38, 3e38, -3e38, -3e38], [1, 1, 1, 1], [1, 1, 1, 1]], np.float32)
+    about = {"eps": 0.5, "offset": 0.0, "casting_mode": "llama"}
+    bound = tolerances.backward_bounds(dy, x, w, **about)["dx"]
+    assert bound.undetermined.tolist() == [[True] * 4, [False] * 4, [False] * 4]
+    wanted, _ = numpy_reference.backward(dy, x, w, **about)
+    for row, found in ((0, False), (1, True), (2, True)):
+        got = wanted.copy()
+        got[row] = np.inf
+        assert bool(Comparison("dx", got, wanted, bound, "llama", True).findings()) == found
+
+
+def test_where_a_row_cancels_the_enclosure_decides_and_no_number_of_ulps():
+    """One column and no eps: dX is 0 but for what rounding leaves, many ulps of itself."""
+    one = draw(dtype="float16", w_dtype="float16", casting_mode="gemma", n_rows=64, n_cols=1, eps=0.0, offset=1.0)
+    bound, right = one.bounds(SEQUENTIAL)["dx"], one.candidate()["dx"]
+    for got in (right, *bound.enclosure):
+        assert Comparison("dx", got, right, bound, "gemma", True).findings() == []
+    outside = np.nextafter(bound.enclosure[1], np.float16(1))
+    assert {f.check for f in Comparison("dx", outside, right, bound, "gemma", True).findings()} >= {"rounding"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

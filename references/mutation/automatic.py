@@ -266,7 +266,8 @@ class _Edits(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         if ast.unparse(node.func).startswith("tl."):
-            values = [keyword.value for keyword in node.keywords]
-            for before, value in zip([*node.args[-1:], *values], values, strict=False):
-                self._add("option", self._span(before)[1], self._span(value)[1], "")
+            befores: list[ast.expr | ast.keyword] = [*node.args[-1:], *node.keywords]
+            for before, keyword in zip(befores, node.keywords, strict=False):
+                previous: ast.expr = before.value if isinstance(before, ast.keyword) else before
+                self._add("option", self._span(previous)[1], self._span(keyword.value)[1], "")
         self.generic_visit(node)

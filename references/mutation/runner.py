@@ -207,9 +207,17 @@ def _ignore(mutant: Mutant, answer: Answer) -> None:
 
 def _result(mutant: Mutant, answer: Answer) -> Result:
     kill = answer["kill"] or {}
-    fields: dict[str, Any] = {name: kill.get(name) for name in ("by", "where", "margin", "text")}
-    spent = {name: answer[name] for name in ("seconds", "processor")}
-    return Result(mutant, answer["status"], answer["stage"], **fields, **spent)
+    return Result(
+        mutant,
+        status=answer["status"],
+        stage=answer["stage"],
+        by=kill.get("by"),
+        where=kill.get("where"),
+        margin=kill.get("margin"),
+        text=kill.get("text"),
+        seconds=answer["seconds"],
+        processor=answer["processor"],
+    )
 
 
 def copy_checkout(target: Path, linked: str | None = None) -> None:
