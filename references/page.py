@@ -49,7 +49,7 @@ PICTURES = (
         plots.cancellation,
         4.0,
         "Each point is a row: how far the terms t = dY·(W + offset)·X of its sum cancel, and the largest error of its "
-        "dX in ulps of the result.",
+        "dX in ulps of the result. Where dX should be 0 an ulp is tiny: such errors are drawn at the top.",
     ),
 )
 Mutants = Sequence[dict[str, Any]]

@@ -26,7 +26,7 @@ STYLES = {
     "float32": ("#009e73", "^"),
     "float64": ("#cc79a7", "x"),
 }
-SMALLEST = 1e-4  # ratios below are drawn there
+SMALLEST, LARGEST = 1e-4, 1e6  # what lies beyond is drawn there
 LINES = {"y": ("#0072b2", "-"), "dx": ("#d55e00", "--"), "dw": ("#000000", ":")}
 Draw = Callable[["Figure", Sequence[Verdict]], None]
 
@@ -102,7 +102,8 @@ def exact_rates(figure: Figure, verdicts: Sequence[Verdict]) -> None:
             heights = [rates[dtype].get((mode, tensor), 0.0) for mode in modes]
             places = [position + (shift - 1) * 0.25 for position in range(len(heights))]
             bars = panel.bar(places, heights, width=0.22, label=TITLES[tensor], color=colour)
-            panel.bar_label(bars, [f"{100 * height:.1f}" if height else "" for height in heights], fontsize="x-small")
+            labels = [f"{math.floor(1000 * height) / 10:.1f}" if height else "" for height in heights]  # not up to 100
+            panel.bar_label(bars, labels, fontsize="x-small")
         panel.set_xticks(range(len(modes)), modes)
         panel.set(title=dtype, ylim=(0, 1.1), xlim=(-0.75, len(modes) - 0.25))
     panels[0].set_ylabel("share")
@@ -116,7 +117,11 @@ def cancellation(figure: Figure, verdicts: Sequence[Verdict]) -> None:
     for panel, mode in zip(panels, modes, strict=True):
         for dtype, (colour, marker) in STYLES.items():
             alike = [v for v in verdicts if (v.case.casting_mode, v.case.dtype) == (mode, dtype) and "dx" in v.measures]
-            rows = [row for v in alike for row in v.measures["dx"].cancellation if row[1] > 0]
+            rows = [
+                (condition, min(max(error, SMALLEST), LARGEST))
+                for v in alike
+                for condition, error in v.measures["dx"].cancellation
+            ]
             xs, ys = zip(*rows, strict=True) if rows else ((), ())
             panel.plot(xs, ys, marker, color=colour, label=dtype, alpha=0.5, markersize=3)
         panel.set(title=mode, xlabel="Σ|t| / |Σt|")

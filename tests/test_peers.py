@@ -22,6 +22,7 @@ from references.implementation import LoadError, load
 from references.peers import survey, table
 from references.peers.registry import PEERS, Peer
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # other people's code
 ROOT = Path(__file__).parents[1]
 
 
@@ -65,7 +66,6 @@ def _shares(name: str, device: str, mode: str = "gemma") -> dict[str, float]:
         ("hf_llama", "llama", True),
         ("hf_llama_compiled", "gemma", True),  # the compiler drops the cast
         ("hf_gemma", "gemma", True),
-        ("hf_llama4_l2", "gemma", True),
         ("fla", "gemma", True),
         ("quack", "gemma", True),
         ("equinox", "gemma", True),
@@ -256,7 +256,26 @@ def test_judging_writes_both_files_and_names_the_missing(command: Any, tmp_path:
     assert command.judge_peers(command.test_console, command.choose(["quack"]), "cpu", MATRIX[:8], None, None) == 2
     with pytest.raises(ValueError, match="no peer 'lama'"):
         command.choose(["lama"])
-    command.merge([files[0], files[0]], tmp_path / "both.md")
-    assert (tmp_path / "both.md").read_text().count("| torch.nn.RMSNorm") == 2 * files[1].read_text().count(
-        "| torch.nn"
-    )
+
+
+@pytest.mark.torch
+def test_interrupted_it_keeps_the_peers_that_are_done(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(peer: Peer, *_: Any) -> dict[str, Any]:
+        if peer.name == "torch_module":
+            raise KeyboardInterrupt
+        return _document()["peers"][0]
+
+    monkeypatch.setattr(command, "survey", interrupted)
+    selected = command.choose(["torch_functional", "torch_module"])
+    code = command.judge_peers(command.test_console, selected, "cpu", MATRIX[:1], tmp_path / "p.json", None)
+    assert code == 130
+    assert [peer["title"] for peer in json.loads((tmp_path / "p.json").read_text())["peers"]] == ["A Norm"]
+
+
+def test_results_are_merged_into_one_document(command: Any, tmp_path: Path) -> None:
+    result, both = tmp_path / "p.json", tmp_path / "both.md"
+    result.write_text(json.dumps(_document()))
+    command.merge([result, result], both)
+    assert both.read_text() == table.markdown([_document(), _document()])
