@@ -58,7 +58,7 @@ def probe(implementation: Implementation, claims: Mapping[str, Any] = MappingPro
             base = case
             break
     if base is None:
-        found.notes.setdefault("everything", "no probe ran, so every setting is claimed")
+        found.notes["everything"] = "no probe ran, so every setting is claimed"
         return found
     if any(_refusal(found.implementation, case) for case in _sweep(found, base)):  # something is refused: what?
         for axis in AXES:
