@@ -8,7 +8,6 @@ import torch
 from torch.autograd import forward_ad
 
 from rmsnorm import eager, ops, sharding, transforms
-from rmsnorm.ownership import belongs_here, holders
 
 
 class LigerRMSNormFunction(torch.autograd.Function):
@@ -64,7 +63,7 @@ class LigerRMSNormFunction(torch.autograd.Function):
             dX, dW = transforms.rms_norm_backward(dY, X, W, eps, offset, casting_mode)
         elif torch.is_grad_enabled() and not compiling:  # create_graph: the gradients are differentiable themselves
             dX, dW = _RMSNormBackward.apply(dY, X, W, RSTD, eps, offset, casting_mode, row_mode, needs_dx, needs_dw)
-        elif needs_dx and ctx.in_place and not compiling and _may_overwrite(dY, X, W) and belongs_here(holders(dY)):
+        elif needs_dx and ctx.in_place and not compiling and _may_overwrite(dY, X, W):
             dW = ops.backward_(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dw)
             dX = dY
         else:
@@ -151,8 +150,7 @@ def liger_rms_norm(
         offset: added to W in the compute dtype; 0.0 for Llama, 1.0 for Gemma.
         casting_mode: where values are rounded to X's dtype on the way: "llama" (X·RSTD), "gemma" (nothing but Y),
             "none" (every step). The compute dtype is float64 for float64 X, float32 otherwise.
-        in_place: permits the backward to write dX over dY, which it does where nobody else holds dY, or where you
-            passed it to autograd yourself. False forbids it: the sure way where dY is used elsewhere.
+        in_place: permits the backward to write dX over dY. Pass False where dY is used elsewhere.
         row_mode: None lets the shape choose the kernel variant, True forces row-wise, False block-wise.
 
     Returns:
