@@ -241,10 +241,10 @@ def _dx_terms(
         "weight": rstd * np.abs(dy * deviation) + np.abs(slope * (dy * deviation * x).sum(-1, keepdims=True)),
         "dot": np.abs(slope) * by_dot,
         "arithmetic": u * (3 * rstd * np.abs(m) + (6 + model.arithmetic.c_div) * np.abs(z)),
-        # A product that becomes subnormal loses up to floor, and is multiplied by what stands beside it.
+        # A product that becomes subnormal loses up to floor, and is multiplied by what stands beside it; beside the
+        # last one, by RSTD, nothing stands.
         "underflow": model.compute.floor
-        * rstd
-        * ((1 + np.abs(x)) * (1 + np.abs(dot) / n_cols) + 2 * rstd**2 * np.abs(x)),
+        * (1 + rstd * ((1 + np.abs(x)) * (1 + np.abs(dot) / n_cols) + 2 * rstd**2 * np.abs(x))),
         "range": _range_term(
             model,
             np.abs(products).sum(-1, keepdims=True),

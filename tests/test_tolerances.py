@@ -289,6 +289,18 @@ def test_exact_ulps():
     assert tolerances.exact_ulps("y", "float64", "llama") is None
 
 
+def test_a_last_product_may_vanish():
+    """Found among random bit patterns: r·(m - …) below half the smallest subnormal number is zero in float32."""
+    x = np.array([[-3.2008762e-37, 2.3158730e03, 1.7272904e09]], np.float32)
+    dy = np.array([[1.2193104e-32, 2.4604627e-27, 2.1999979e-36]], np.float32)
+    w = np.array([-3.618e-05, -1.842e02, -3.998e03], np.float16)
+    about = {"eps": 0.0, "offset": 0.0, "casting_mode": "llama"}
+    dx, _ = numpy_reference.backward(dy, x, w, **about)
+    bound = tolerances.backward_bounds(dy, x, w, **about)["dx"]
+    assert dx[0, 0] == 0 and bound.value[0, 0] != 0
+    assert bound.ratio(dx).max() <= 1
+
+
 def test_bad_input_is_refused_by_name():
     x = np.ones((2, 3), np.float32)
     with pytest.raises(ValueError, match="lama"):
