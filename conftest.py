@@ -10,6 +10,10 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -99,6 +103,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def device() -> str:
     """Where the kernels run in this process: "cuda", or "cpu" through the interpreter."""
     return "cuda" if AVAILABLE["gpu"] else "cpu"
+
+
+@pytest.fixture
+def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """An object made in a test, loaded as a stranger's candidate is."""
+
+    def load_object(found: Any) -> Any:
+        from references.implementation import load
+
+        module = types.ModuleType("a_candidate")
+        module.it = found
+        monkeypatch.setitem(sys.modules, "a_candidate", module)
+        return load("a_candidate:it")
+
+    return load_object
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,17 +17,6 @@ from references.implementation import Implementation, load
 from references.layouts import Arguments
 
 CASE = Case("gemma", 0.5, "float32", "same", True, (3, 2, 41), 0.7)
-
-
-@pytest.fixture
-def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Implementation]:
-    def load_object(found: Any) -> Implementation:
-        module = types.ModuleType("a_candidate")
-        module.it = found
-        monkeypatch.setitem(sys.modules, "a_candidate", module)
-        return load("a_candidate:it")
-
-    return load_object
 
 
 @pytest.mark.torch

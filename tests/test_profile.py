@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 import tomllib
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 from references import numpy_reference, report
 from references.cases import MATRIX, OFFSETS, WEIGHTS, Case, make_inputs
 from references.conformance import check
-from references.implementation import Implementation, load
+from references.implementation import Implementation
 from references.modes import computed_mode
 from references.probing import BASE, probe
 from references.profile import Profile, ProfileError, read
@@ -49,17 +47,6 @@ class Modeless(Pair):
 
     def forward(self, x, w, *, eps, offset):
         return Pair.forward(self, x, w, eps=eps, offset=offset, casting_mode=self.mode)
-
-
-@pytest.fixture
-def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Implementation]:
-    def load_object(found: Any) -> Implementation:
-        module = types.ModuleType("a_candidate")
-        module.it = found
-        monkeypatch.setitem(sys.modules, "a_candidate", module)
-        return load("a_candidate:it")
-
-    return load_object
 
 
 def refusing(says: Callable[..., Any]) -> Pair:
