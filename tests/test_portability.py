@@ -48,8 +48,9 @@ QUICK = {
 }
 
 
-def compile_cases(target: str, cases: list[str]) -> list[dict[str, Any]]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def compile_cases(target: str, cases: list[str], cache: Path) -> list[dict[str, Any]]:
+    # A cache of its own: what another checkout left in the user's names that checkout's sources, gone or changed.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TRITON_CACHE_DIR": str(cache)}
     del environment["PYTEST_CURRENT_TEST"]
     run = subprocess.run(
         [sys.executable, str(COMPILE), target, *cases], capture_output=True, text=True, env=environment
@@ -80,8 +81,8 @@ BATCHES = [
 
 
 @pytest.mark.parametrize(("target", "cases"), BATCHES)
-def test_kernels_compile_and_keep_the_rules(target: str, cases: list[str]) -> None:
-    kernels = compile_cases(target, cases)
+def test_kernels_compile_and_keep_the_rules(target: str, cases: list[str], tmp_path: Path) -> None:
+    kernels = compile_cases(target, cases, tmp_path)
     assert len(kernels) == 3 * len(cases), "a forward, a backward and the sum of its partial rows"
     assert [finding for kernel in kernels for finding in findings(target, kernel)] == []
 
