@@ -247,6 +247,7 @@ def _dx_terms(
         * (1 + rstd * ((1 + np.abs(x)) * (1 + np.abs(dot) / n_cols) + 2 * rstd**2 * np.abs(x))),
         "range": _range_term(
             model,
+            np.abs(m).max(-1, keepdims=True),  # one that is infinite reaches the whole row
             np.abs(products).sum(-1, keepdims=True),
             rstd**2 * (1 + np.abs(x)) * (1 + np.abs(dot)),
             rstd * np.abs(m),

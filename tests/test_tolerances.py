@@ -223,6 +223,14 @@ def test_no_pattern_is_specified_where_an_intermediate_result_may_overflow():
         assert bool(Comparison("dx", got, wanted, bound, "llama", True).findings()) == found
 
 
+def test_an_overflow_of_one_product_leaves_the_whole_row_open():
+    """dY·w' of the first row exceeds float32 in one column, whose x makes their sum small again."""
+    x = np.array([[1.0, 1.0, 1e-30], [1.0, 1.0, 1.0]], np.float32)
+    w, dy = np.array([1.0, 1.0, 1e5], np.float32), np.array([[1.0, 1.0, 1e35], [1.0, 1.0, 1.0]], np.float32)
+    bound = tolerances.backward_bounds(dy, x, w, eps=1e10, offset=0.0, casting_mode="llama")["dx"]
+    assert bound.applies.tolist() == (~bound.undetermined).tolist() == [[False] * 3, [True] * 3]
+
+
 def test_where_a_row_cancels_the_enclosure_decides_and_no_number_of_ulps():
     """One column and no eps: dX is 0 but for what rounding leaves, many ulps of itself."""
     one = draw(dtype="float16", w_dtype="float16", casting_mode="gemma", n_rows=64, n_cols=1, eps=0.0, offset=1.0)
