@@ -42,22 +42,26 @@ class Bound:
 
         Elsewhere an input is not finite, a square or a sum overflows or vanishes in the compute dtype (in
         `none`: in X's), or the result may overflow: there a result's pattern of NaN, infinity and zero is
-        to be compared with that of `numpy_reference`, except where `undetermined` says that none is specified.
+        to be compared with that of `numpy_reference`, except `at_the_edge` and where `may_overflow`.
         """
         with np.errstate(all="ignore"):
             reach = np.abs(self.value) + self.tolerance
             return np.isfinite(reach) & (reach <= FLOATS[self.dtype].max)
 
     @cached_property
-    def undetermined(self) -> np.ndarray:
-        """Where any of NaN, infinity and a number may come out: bool, value's shape.
+    def at_the_edge(self) -> np.ndarray:
+        """Where the result alone may overflow, value lying within its tolerance of the largest number: bool.
 
-        The result lies within its tolerance of the largest number, or an intermediate result may overflow.
+        An infinity of value's sign is as right there as a number within the tolerance.
         """
         with np.errstate(all="ignore"):
-            size = np.abs(self.value)
-            near = np.isfinite(self.tolerance) & ~self.applies & (size - self.tolerance <= FLOATS[self.dtype].max)
-        return near if self.may_overflow is None else near | self.may_overflow
+            least = np.abs(self.value) - self.tolerance
+            return np.isfinite(least) & ~self.applies & (least <= FLOATS[self.dtype].max)
+
+    @cached_property
+    def patterned(self) -> np.ndarray:
+        """Where the pattern of NaN and infinity is specified, or follows from the bound: bool, value's shape."""
+        return ~self.at_the_edge if self.may_overflow is None else ~(self.at_the_edge | self.may_overflow)
 
     @cached_property
     def decided(self) -> np.ndarray:
@@ -69,12 +73,14 @@ class Bound:
     def ratio(self, got: np.ndarray) -> np.ndarray:
         """|got - value| / tolerance, longdouble: at most 1 where all is well.
 
-        Infinite where got is not finite, NaN where the bound does not apply.
+        Infinite where got is not finite, but 0 for an infinity that is right `at_the_edge`; NaN where neither that
+        nor the bound applies.
         """
         with np.errstate(all="ignore"):
-            error = np.abs(got.astype(np.longdouble) - self.value)
+            overflowed = self.at_the_edge & np.isinf(got) & (np.signbit(got) == np.signbit(self.value))
+            error = np.where(overflowed, 0, np.abs(got.astype(np.longdouble) - self.value))
             ratio = np.where(error == 0, 0, error / self.tolerance)
-        return np.where(self.applies, np.where(np.isfinite(error), ratio, np.inf), np.nan)
+        return np.where(self.applies | self.at_the_edge, np.where(np.isfinite(error), ratio, np.inf), np.nan)
 
     def misrounded(self, got: np.ndarray) -> np.ndarray:
         """Where got lies outside the enclosure, so that something was rounded at another point: bool."""

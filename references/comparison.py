@@ -142,7 +142,7 @@ class Comparison:
         return tuple((float(f"{c:.3g}"), float(f"{w:.3g}")) for c, w in pairs)
 
     def _patterns(self) -> Iterator[tuple[str, np.ndarray]]:
-        got, wanted, specified = self.got, self.wanted, ~self.bound.undetermined
+        got, wanted, specified = self.got, self.wanted, self.bound.patterned
         yield "NaN", specified & (np.isnan(got) != np.isnan(wanted))
         infinite = np.isinf(got) != np.isinf(wanted)
         other_sign = np.isinf(got) & np.isinf(wanted) & (np.signbit(got) != np.signbit(wanted))
@@ -157,7 +157,8 @@ class Comparison:
                 yield self._at(_largest(differs), "special", message, differs)
 
     def _values(self) -> Iterator[Finding]:
-        outside = np.isfinite(self.got) & (self.bound.ratio(self.got) > 1)
+        judged = np.isfinite(self.got) | self.bound.at_the_edge  # elsewhere the pattern says it
+        outside = judged & (self.bound.ratio(self.got) > 1)
         if outside.any():
             message = f"outside the tolerance in {outside.sum()} of {outside.size} elements"
             yield self._at(_largest(np.where(outside, self.bound.ratio(self.got), -1)), "value", message, outside)

@@ -49,6 +49,17 @@ def test_growth_is_a_section_with_a_table_for_each_axis(grown: list[Path]) -> No
     assert page.index("| 1 | 5.0") < page.index("| 4 | 20.0") < page.index("| 64 | 320.0/640.0") < page.index("| 128 |")
 
 
+def test_settings_are_a_section_with_a_row_for_each_shape(grown: list[Path]) -> None:
+    assert "## Settings" not in table.page(grown)
+    run = json.loads(grown[1].read_text())
+    for direction, llama in (("forward", 10.0), ("backward", 20.0)):
+        about = {"n_rows": 16, "n_cols": 64, "dtype": "bfloat16", "direction": direction}
+        run["benchmarks"].append({"extra_info": {**about, "settings_us": {"llama": llama, "none": llama + 1}}})
+    grown[1].write_text(json.dumps(run))
+    rows = ["| n_rows × n_cols | llama | none |", "|---|---|---|", "| 16×64 bfloat16 | 10.0/20.0 | 11.0/21.0 |"]
+    assert "\n".join(rows) in table.page(grown)
+
+
 def test_the_pictures_lie_beside_the_page(grown: list[Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     table.main(*map(str, grown), str(tmp_path / "performance.md"))

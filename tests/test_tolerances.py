@@ -215,7 +215,7 @@ def test_no_pattern_is_specified_where_an_intermediate_result_may_overflow():
     dy = np.array([[3e38, 3e38, -3e38, -3e38], [1, 1, 1, 1], [1, 1, 1, 1]], np.float32)
     about = {"eps": 0.5, "offset": 0.0, "casting_mode": "llama"}
     bound = tolerances.backward_bounds(dy, x, w, **about)["dx"]
-    assert bound.undetermined.tolist() == [[True] * 4, [False] * 4, [False] * 4]
+    assert bound.patterned.tolist() == [[False] * 4, [True] * 4, [True] * 4]
     wanted, _ = numpy_reference.backward(dy, x, w, **about)
     for row, found in ((0, False), (1, True), (2, True)):
         got = wanted.copy()
@@ -223,12 +223,26 @@ def test_no_pattern_is_specified_where_an_intermediate_result_may_overflow():
         assert bool(Comparison("dx", got, wanted, bound, "llama", True).findings()) == found
 
 
+@pytest.mark.parametrize(
+    ("got", "right"), [(np.inf, True), (65504, True), (-np.inf, False), (np.nan, False), (0, False), (65440, False)]
+)
+def test_at_the_edge_of_the_range_the_largest_number_and_infinity_are_right(got, right):
+    """1·65519.99 in float16: a little less rounds to 65504, a little more to infinity."""
+    x, w = np.ones((1, 2), np.float16), np.array([1.0, 65519.99], np.float32)
+    about = {"eps": 0.0, "offset": 0.0, "casting_mode": "gemma"}
+    bound = tolerances.forward_bounds(x, w, **about)["y"]
+    assert bound.at_the_edge.tolist() == [[False, True]]
+    y, _ = numpy_reference.forward(x, w, **about)
+    y[0, 1] = got
+    assert (not Comparison("y", y, y, bound, "gemma", True).findings()) == right
+
+
 def test_an_overflow_of_one_product_leaves_the_whole_row_open():
     """dY·w' of the first row exceeds float32 in one column, whose x makes their sum small again."""
     x = np.array([[1.0, 1.0, 1e-30], [1.0, 1.0, 1.0]], np.float32)
     w, dy = np.array([1.0, 1.0, 1e5], np.float32), np.array([[1.0, 1.0, 1e35], [1.0, 1.0, 1.0]], np.float32)
     bound = tolerances.backward_bounds(dy, x, w, eps=1e10, offset=0.0, casting_mode="llama")["dx"]
-    assert bound.applies.tolist() == (~bound.undetermined).tolist() == [[False] * 3, [True] * 3]
+    assert bound.applies.tolist() == bound.patterned.tolist() == [[False] * 3, [True] * 3]
 
 
 def test_where_a_row_cancels_the_enclosure_decides_and_no_number_of_ulps():

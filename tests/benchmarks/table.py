@@ -171,6 +171,32 @@ def growth_section(found: Growth) -> list[str]:
     return lines
 
 
+def settings_section(infos: list[dict[str, Any]]) -> list[str]:
+    """What test_settings measured: our own settings of each shape, forward/backward microseconds."""
+    times: dict[str, dict[str, dict[str, float]]] = {}  # shape → direction → setting → microseconds
+    for info in infos:
+        if "settings_us" in info:
+            shape = f"{info['n_rows']}×{info['n_cols']} {info['dtype']}"
+            times.setdefault(shape, {})[info["direction"]] = info["settings_us"]
+    if not times:
+        return []
+    names = list(next(iter(times.values()))["forward"])
+    lines = [
+        "",
+        "## Settings",
+        "",
+        "This project's own settings side by side in one session, forward/backward, microseconds. The backward of a",
+        "frozen weight is that of dX alone.",
+        "",
+        "| n_rows × n_cols | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+    ]
+    for shape, row in times.items():
+        cells = (f"{row['forward'][name]:.1f}/{row['backward'][name]:.1f}" for name in names)
+        lines.append(f"| {shape} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def _pyplot() -> Any:
     import matplotlib
 
@@ -246,6 +272,7 @@ def page(sources: list[Path]) -> str:
         summary(times),
         [""],
         speed_table(times),
+        settings_section(infos),
         growth_section(growth(infos)),
         ["", "## Host time", "", "Of one eager call, 16 × 1024 bfloat16, microseconds.", ""],
         host_table(infos),
