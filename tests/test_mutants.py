@@ -92,6 +92,14 @@ def test_look_alikes_are_silent_without_a_fault() -> None:
         assert lookalikes._failure(lookalikes.LOOKS[name]) is None
 
 
+def test_the_scores_of_look_alikes_are_counted_by_file() -> None:
+    found = {"A": {"Liger-like": "y"}, "B": {"Liger-like": "dx", "gradcheck": None}, "C": {"gradcheck": "crash"}}
+    lines = lookalikes.table(found, {"A": "kernels", "B": "launch", "C": "launch"}).splitlines()
+    assert lines[0] == "| look-alike | all (3) | kernels (1) | launch (2) |"
+    assert "| Liger-like | 2, 67% | 1 | 1 |" in lines and "| gradcheck | 1, 33% | 0 | 1 |" in lines
+    assert "| quack-like | 0, 0% | 0 | 0 |" in lines
+
+
 def test_a_mutant_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file.py").write_text("a = 1\na = 1\n")
     for old in ("a = 1", "b = 1"):

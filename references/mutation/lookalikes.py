@@ -254,11 +254,24 @@ def main() -> int:
     found = {mutant.id: _failed(answer) for mutant, answer in zip(faults, answers, strict=True)}
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))
-    print("| look-alike | killed | of | share |\n|---|---|---|---|")
-    for name in NAMES:
-        killed = sum(bool(failed.get(name)) for failed in found.values())
-        print(f"| {name} | {killed} | {len(found)} | {killed / len(found):.0%} |")
+    print(table(found, {mutant.id: Path(mutant.file).stem for mutant in faults}))
     return 0
+
+
+def table(found: dict[str, dict[str, str | None]], stems: dict[str, str]) -> str:
+    """Markdown: how many mutants each look-alike kills, in all and of each file.
+
+    found: mutant → look-alike → what failed; stems: mutant → its file.
+    """
+    files = list(dict.fromkeys(stems.values()))
+    counts = [list(stems.values()).count(stem) for stem in files]
+    heads = (f"{stem} ({count})" for stem, count in zip(files, counts, strict=True))
+    lines = [f"| look-alike | all ({len(found)}) | " + " | ".join(heads) + " |", "|---|" + "---|" * (1 + len(files))]
+    for name in NAMES:
+        killed = [stems[id] for id, failed in found.items() if failed.get(name)]
+        cells = (str(killed.count(stem)) for stem in files)
+        lines.append(f"| {name} | {len(killed)}, {len(killed) / len(found):.0%} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def _failed(answer: dict[str, Any]) -> dict[str, str | None]:
