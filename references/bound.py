@@ -52,7 +52,7 @@ class Bound:
     def at_the_edge(self) -> np.ndarray:
         """Where the result alone may overflow, value lying within its tolerance of the largest number: bool.
 
-        An infinity of value's sign is as right there as a number within the tolerance.
+        An infinity of a sign that the tolerance reaches is as right there as a number within the tolerance.
         """
         with np.errstate(all="ignore"):
             least = np.abs(self.value) - self.tolerance
@@ -77,7 +77,8 @@ class Bound:
         nor the bound applies.
         """
         with np.errstate(all="ignore"):
-            overflowed = self.at_the_edge & np.isinf(got) & (np.signbit(got) == np.signbit(self.value))
+            reach = np.copysign(self.value, 1) * np.where(np.signbit(got) == np.signbit(self.value), 1, -1)
+            overflowed = self.at_the_edge & np.isinf(got) & (reach + self.tolerance > FLOATS[self.dtype].max)
             error = np.where(overflowed, 0, np.abs(got.astype(np.longdouble) - self.value))
             ratio = np.where(error == 0, 0, error / self.tolerance)
         return np.where(self.applies | self.at_the_edge, np.where(np.isfinite(error), ratio, np.inf), np.nan)

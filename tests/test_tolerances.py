@@ -237,6 +237,16 @@ def test_at_the_edge_of_the_range_the_largest_number_and_infinity_are_right(got,
     assert (not Comparison("y", y, y, bound, "gemma", True).findings()) == right
 
 
+@pytest.mark.parametrize(("got", "right"), [(np.inf, True), (-np.inf, True), (0, True), (np.nan, False)])
+def test_where_all_cancels_and_the_rest_overflows_either_infinity_is_right(got, right):
+    """One column and eps 0: dX is 0, and what rounding leaves of its parts of 1e23 exceeds float16."""
+    x, w, dy = np.array([[-1.487]], np.float16), np.array([1e23], np.float32), np.array([[2.66]], np.float16)
+    about = {"eps": 0.0, "offset": 0.0, "casting_mode": "llama"}
+    bound = tolerances.backward_bounds(dy, x, w, **about)["dx"]
+    got = np.full((1, 1), got, np.float16)
+    assert (not Comparison("dx", got, got, bound, "llama", True).findings()) == right
+
+
 def test_an_overflow_of_one_product_leaves_the_whole_row_open():
     """dY·w' of the first row exceeds float32 in one column, whose x makes their sum small again."""
     x = np.array([[1.0, 1.0, 1e-30], [1.0, 1.0, 1.0]], np.float32)
