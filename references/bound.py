@@ -77,8 +77,8 @@ class Bound:
         nor the bound applies.
         """
         with np.errstate(all="ignore"):
-            reach = np.copysign(self.value, 1) * np.where(np.signbit(got) == np.signbit(self.value), 1, -1)
-            overflowed = self.at_the_edge & np.isinf(got) & (reach + self.tolerance > FLOATS[self.dtype].max)
+            reach = self.value * np.copysign(1, got) + self.tolerance  # towards got's sign
+            overflowed = self.at_the_edge & np.isinf(got) & (reach > FLOATS[self.dtype].max)
             error = np.where(overflowed, 0, np.abs(got.astype(np.longdouble) - self.value))
             ratio = np.where(error == 0, 0, error / self.tolerance)
         return np.where(self.applies | self.at_the_edge, np.where(np.isfinite(error), ratio, np.inf), np.nan)

@@ -251,7 +251,6 @@ def _dx_terms(
             np.abs(products).sum(-1, keepdims=True),
             rstd**2 * (1 + np.abs(x)) * (1 + np.abs(dot)),
             rstd * np.abs(m),
-            np.abs(z),
         ),
     }
 
