@@ -1,7 +1,8 @@
 """Which variant and which tiles a shape gets. Pure arithmetic over a table: no tensors, no launches.
 
 `tuned.json` holds the tiles that were fastest, or within the noise of it, in sweeps on an H200, one entry for each
-element size of x, number of columns and variant (docs/tuning.md). Another GPU gets the same tiles, which depend on what
+element size of x, number of columns and variant (docs/tuning.md); an entry that names a casting mode is for that one
+alone, where the others' tile does not suit it. Another GPU gets the same tiles, which depend on what
 a row is and not on the GPU, with its own number of programs and no more rows in flight than its shared memory holds. A
 number of columns that is not in the table gets the tiles of the next larger one.
 
@@ -96,21 +97,23 @@ def is_row_wise(n_rows: int, n_cols: int, row_mode: bool | None) -> bool:
 
 @functools.cache
 def _table() -> dict[tuple[str, int, bool], list[dict[str, Any]]]:
-    """(direction, itemsize, row-wise) → entries by rising n_cols."""
+    """(direction, itemsize, row-wise) → entries by rising n_cols, those of one casting mode before those of all."""
     table: dict[tuple[str, int, bool], list[dict[str, Any]]] = {}
     for entry in json.loads(resources.files("rmsnorm").joinpath("tuned.json").read_text())["entries"]:
         table.setdefault((entry["direction"], entry["itemsize"], entry["row_wise"]), []).append(entry)
     for entries in table.values():
-        entries.sort(key=lambda entry: entry["n_cols"])
+        entries.sort(key=lambda entry: (entry["n_cols"], "casting_mode" not in entry))
     return table
 
 
-def _entry(direction: str, n_cols: int, itemsize: int, row_wise: bool) -> dict[str, Any]:
-    entries = _table()[direction, itemsize, row_wise]
-    entry = next((entry for entry in entries if entry["n_cols"] >= n_cols), None)
-    if entry is None:  # block-wise was forced on wide rows: two rows of the row-wise tile
-        entry = {**_entry(direction, n_cols, itemsize, True), "block_rows": 2}
-    return entry
+def _entry(
+    direction: str, n_cols: int, itemsize: int, row_wise: bool, casting_mode: str | None = None
+) -> dict[str, Any]:
+    for entry in _table()[direction, itemsize, row_wise]:
+        if entry["n_cols"] >= n_cols and entry.get("casting_mode") in (None, casting_mode):
+            return entry
+    # Block-wise was forced on wide rows: two rows of the row-wise tile.
+    return {**_entry(direction, n_cols, itemsize, True, casting_mode), "block_rows": 2}
 
 
 def _chunk_cols(n_cols: int, itemsize: int, entry: dict[str, Any]) -> int:
@@ -126,9 +129,9 @@ def _chunk_cols(n_cols: int, itemsize: int, entry: dict[str, Any]) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def forward_config(n_cols: int, itemsize: int, row_wise: bool) -> ForwardConfig:
+def forward_config(n_cols: int, itemsize: int, row_wise: bool, casting_mode: str) -> ForwardConfig:
     """The forward launch for rows of n_cols elements of itemsize bytes."""
-    entry = _entry("forward", n_cols, itemsize, row_wise)
+    entry = _entry("forward", n_cols, itemsize, row_wise, casting_mode)
     block_cols = _chunk_cols(n_cols, itemsize, entry)
     n_held = min(-(-n_cols // block_cols), entry["n_held"] * entry["block_cols"] // block_cols)
     return ForwardConfig(entry["block_rows"], block_cols, n_held, entry["num_warps"])
@@ -159,16 +162,20 @@ def _with_programs(config: BackwardConfig, n_programs: int) -> BackwardConfig:
     return replace(config, n_programs=n_programs)
 
 
+def fewest_programs(n_tiles: int, most: int) -> int:
+    """The fewest programs that are done as soon as `most` would be: each has a partial row of dw to be summed."""
+    return -(-n_tiles // -(-n_tiles // most))
+
+
 def backward_config(n_rows: int, n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> BackwardConfig:
     """The backward launch for n_rows × n_cols of x with itemsize bytes an element; never more programs than tiles."""
     config = _backward_tiles(n_cols, itemsize, row_wise, processors)
-    n_tiles = -(-n_rows // config.block_rows)
-    return config if n_tiles >= config.n_programs else _with_programs(config, n_tiles)
+    return _with_programs(config, fewest_programs(-(-n_rows // config.block_rows), config.n_programs))
 
 
 @functools.lru_cache(maxsize=4096)
 def split_config(n_cols: int, itemsize: int, processors: Processors) -> SplitConfig | None:
-    """The backward launch of split rows, or None where rows are narrow enough for tiles or float64.
+    """The backward launch of split rows, or None where rows are narrow enough for tiles.
 
     n_groups is the most that the table's GPU keeps resident; the launch lowers it where the compiled kernel needs more.
     """

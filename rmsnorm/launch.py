@@ -19,6 +19,7 @@ from rmsnorm.config import (
     SplitConfig,
     WeightGradientConfig,
     backward_config,
+    fewest_programs,
     forward_config,
     is_row_wise,
     split_config,
@@ -210,7 +211,7 @@ def rms_norm_forward(
 
     x: (..., n_cols), any strides; w: (n_cols,) or None. `config` replaces the tile that the shape would get.
     """
-    shape, dtype = x.shape, x.dtype
+    shape, dtype = tuple(x.shape), x.dtype  # new_empty takes twice as long over a torch.Size
     n_cols = shape[-1]
     y = x.new_empty(shape)
     rstd = x.new_empty(shape[:-1], dtype=compute_dtype(dtype))
@@ -224,7 +225,7 @@ def rms_norm_forward(
     if w is not None:
         w, w_dtype = w.contiguous(), w.dtype
     if config is None:
-        config = forward_config(n_cols, itemsize, is_row_wise(n_rows, n_cols, row_mode))
+        config = forward_config(n_cols, itemsize, is_row_wise(n_rows, n_cols, row_mode), casting_mode)
     variant = _forward_variant(config, dtype, w_dtype, n_cols, eps, offset, casting_mode, align)
     variant.launch(-(-n_rows // config.block_rows), (x, w, y, rstd), (x_row_stride // align, n_rows))
     return y, rstd
@@ -293,21 +294,24 @@ _SplitSettings = tuple[SplitConfig, torch.dtype, torch.dtype | None, int, float,
 
 
 def _launch_split(settings: _SplitSettings, tensors: Tensors, integers: Integers) -> int:
-    """Launch as many groups as can be resident, at most one a row, and give their number."""
-    config, n_rows = settings[0], integers[2]
+    """Launch no more groups than can be resident, at most one a row, and give their number."""
+    config, dtype, n_rows = settings[0], settings[1], integers[2]
     lead = tensors[0]
     assert lead is not None
-    exchange = lead.new_full((n_rows, config.n_splits), split_kernels.EMPTY.value, dtype=torch.int32)
+    bits, empty = (
+        (torch.int64, split_kernels.EMPTY_64) if dtype.itemsize == 8 else (torch.int32, split_kernels.EMPTY_32)
+    )
+    exchange = lead.new_full((n_rows, config.n_splits), empty.value, dtype=bits)
     tensors = (*tensors, exchange)
-    n_groups = min(config.n_groups, n_rows)
     if INTERPRETED:  # programs run one after another: none may wait for a later one
+        n_groups = fewest_programs(n_rows, config.n_groups)
         _split_variant(*settings, publishes=True, collects=False).launch(n_groups * config.n_splits, tensors, integers)
         _split_variant(*settings, publishes=False, collects=True).launch(n_groups * config.n_splits, tensors, integers)
         return n_groups
     variant = _split_variant(*settings)
     resident = variant.resident_programs(tensors, integers)
-    n_groups = min(n_groups, resident // config.n_splits)
-    if n_groups == 0:
+    if resident < config.n_splits:
         raise RuntimeError(f"the GPU holds {resident} programs at once, a row needs {config.n_splits}: {config}")
+    n_groups = fewest_programs(n_rows, min(config.n_groups, resident // config.n_splits))
     variant.launch(n_groups * config.n_splits, tensors, integers)
     return n_groups

@@ -3,16 +3,16 @@
 Each program owns one slice of N_CHUNKS * BLOCK_COLS columns, in every row of its group, so that its slice of dw stays
 in registers. What a row needs from all slices is one sum: a program publishes its partial sum and collects the others'.
 
-The exchange: a partial sum is stored as an int32 bit pattern into its own slot of `exchange`, (n_rows, N_SPLITS), which
-holds EMPTY before. The value is its own flag: no fence is needed and nothing is added atomically, and the slots are
-added in a fixed order, so the bits repeat. A sum whose pattern is EMPTY, itself a NaN, is published as another NaN: a
-NaN in x never makes a reader wait for ever.
+The exchange: a partial sum is stored as a bit pattern, int32 or for float64 int64, into its own slot of `exchange`,
+(n_rows, N_SPLITS), which holds EMPTY before. The value is its own flag: no fence is needed and nothing is added
+atomically, and the slots are added in a fixed order, so the bits repeat. EMPTY is a NaN of an unusual pattern, and any
+sum that is NaN is published as the usual one: a NaN in x never makes a reader wait for ever.
 
 Programs wait for each other, so all must be resident: the launch is a cooperative one. A program publishes the sum of
 the next row before it waits for that of the last one, which by then has long arrived. The interpreter runs programs one
 after another and runs the kernel twice instead, first to publish (COLLECTS off), then to collect (PUBLISHES off).
 
-float32 is the compute dtype here; float64 rows are tiles of the kernels in `kernels.py`, whose rounding points apply.
+The rounding points are those of the kernels in `kernels.py`.
 """
 
 import triton
@@ -20,24 +20,26 @@ import triton.language as tl
 
 from rmsnorm.kernels import _divide, _load_weight, _shifted_weight, _x_hat
 
-EMPTY = tl.constexpr(0x7FFFDEAD)
-OTHER_NAN = tl.constexpr(0x7FC00000)
+EMPTY_32 = tl.constexpr(0x7FFFDEAD)
+EMPTY_64 = tl.constexpr(0x7FFFDEAD7FFFDEAD)
 
 
 @triton.jit
 def _publish(exchange_ptr, row, split, value, N_SPLITS: tl.constexpr):
-    bits = value.to(tl.int32, bitcast=True)
-    tl.store(exchange_ptr + row * N_SPLITS + split, tl.where(bits == EMPTY, OTHER_NAN, bits))
+    value = tl.where(value == value, value, float("nan"))  # no NaN reads as EMPTY
+    tl.store(exchange_ptr + row * N_SPLITS + split, value.to(exchange_ptr.dtype.element_ty, bitcast=True))
 
 
 @triton.jit
-def _collect(exchange_ptr, row, N_SPLITS: tl.constexpr):
+def _collect(exchange_ptr, row, C_DTYPE: tl.constexpr, N_SPLITS: tl.constexpr):
     """The sum over all slices, once every slot of the row is filled."""
+    BITS: tl.constexpr = exchange_ptr.dtype.element_ty
+    EMPTY: tl.constexpr = EMPTY_64 if BITS.primitive_bitwidth == 64 else EMPTY_32
     slots = exchange_ptr + row * N_SPLITS + tl.arange(0, N_SPLITS)
     bits = tl.load(slots, volatile=True)
     while tl.max((bits == EMPTY).to(tl.int32), axis=0) != 0:
         bits = tl.load(slots, volatile=True)
-    return tl.sum(bits.to(tl.float32, bitcast=True), axis=0)
+    return tl.sum(bits.to(C_DTYPE, bitcast=True), axis=0)
 
 
 @triton.jit
@@ -68,7 +70,8 @@ def _finish_row(
 ):
     """The slice of one row of dx."""
     X_DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
-    projection = _divide(_collect(exchange_ptr, row, N_SPLITS), n_cols, tl.float32) * rstd
+    C_DTYPE: tl.constexpr = rstd.dtype
+    projection = _divide(_collect(exchange_ptr, row, C_DTYPE, N_SPLITS), n_cols, C_DTYPE) * rstd
     for chunk in tl.static_range(N_CHUNKS):
         cols = first_col + chunk * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         mask = cols < n_cols
@@ -80,14 +83,14 @@ def _finish_row(
         else:
             x = x_slice[chunk]
             dy = dy_slice[chunk]
-        m = dy.to(tl.float32)
+        m = dy.to(C_DTYPE)
         if HAS_WEIGHT:
             if RELOAD_WEIGHT:
                 w = _load_weight(w_ptr, cols, mask)
             else:
                 w = w_slice[chunk]
-            m *= _shifted_weight(w, offset, X_DTYPE, tl.float32, CASTING_MODE)
-        dx = rstd * (m - x.to(tl.float32) * rstd * projection)
+            m *= _shifted_weight(w, offset, X_DTYPE, C_DTYPE, CASTING_MODE)
+        dx = rstd * (m - x.to(C_DTYPE) * rstd * projection)
         tl.store(dx_ptr + row * n_cols + cols, dx.to(X_DTYPE), mask=mask)
 
 
@@ -123,6 +126,7 @@ def rms_norm_backward_split_kernel(
     While a row waits for its sum, its slice of x and dy stays in registers, or, with RELOAD_ROWS, in the caches.
     """
     X_DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    C_DTYPE: tl.constexpr = rstd_ptr.dtype.element_ty
     split = tl.program_id(0) % N_SPLITS
     group = tl.program_id(0) // N_SPLITS
     n_groups = tl.num_programs(0) // N_SPLITS
@@ -135,12 +139,12 @@ def rms_norm_backward_split_kernel(
         cols = first_col + chunk * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         if HAS_WEIGHT and not RELOAD_WEIGHT:
             w += (_load_weight(w_ptr, cols, cols < n_cols),)
-        dw += (tl.zeros((BLOCK_COLS,), tl.float32),)
+        dw += (tl.zeros((BLOCK_COLS,), C_DTYPE),)
         if not RELOAD_ROWS:
             waiting_x += (tl.zeros((BLOCK_COLS,), X_DTYPE),)
             waiting_dy += (tl.zeros((BLOCK_COLS,), X_DTYPE),)
     waiting_row = tl.cast(group, tl.int64) - n_groups
-    waiting_rstd = 0.0
+    waiting_rstd = tl.full((), 0.0, C_DTYPE)
 
     for tile in tl.range(group, n_rows, n_groups, num_stages=NUM_STAGES):
         row = tl.cast(tile, tl.int64)
@@ -148,7 +152,7 @@ def rms_norm_backward_split_kernel(
         new_x = ()
         new_dy = ()
         new_dw = ()
-        products = tl.zeros((BLOCK_COLS,), tl.float32)
+        products = tl.zeros((BLOCK_COLS,), C_DTYPE)
         for chunk in tl.static_range(N_CHUNKS):
             cols = first_col + chunk * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
             mask = cols < n_cols
@@ -159,16 +163,16 @@ def rms_norm_backward_split_kernel(
             if not RELOAD_ROWS:
                 new_x += (x,)
                 new_dy += (dy,)
-            m = dy.to(tl.float32)
+            m = dy.to(C_DTYPE)
             if NEEDS_DW:
-                new_dw += (dw[chunk] + m * _x_hat(x.to(tl.float32), rstd, X_DTYPE, CASTING_MODE),)
+                new_dw += (dw[chunk] + m * _x_hat(x.to(C_DTYPE), rstd, X_DTYPE, CASTING_MODE),)
             if HAS_WEIGHT:
                 if RELOAD_WEIGHT:
                     w_chunk = _load_weight(w_ptr, cols, mask)
                 else:
                     w_chunk = w[chunk]
-                m *= _shifted_weight(w_chunk, offset, X_DTYPE, tl.float32, CASTING_MODE)
-            products += m * x.to(tl.float32)
+                m *= _shifted_weight(w_chunk, offset, X_DTYPE, C_DTYPE, CASTING_MODE)
+            products += m * x.to(C_DTYPE)
         if NEEDS_DW:
             dw = new_dw
         if PUBLISHES:

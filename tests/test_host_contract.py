@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,8 +66,29 @@ def test_a_tuned_number_of_columns_gets_its_own_tile() -> None:
         if direction == "forward":
             for entry in config._table()[direction, itemsize, row_wise]:
                 if not entry["n_cols"] % entry["block_cols"]:
-                    assert config.forward_config(entry["n_cols"], itemsize, row_wise).block_cols == entry["block_cols"]
-                    assert config.forward_config(entry["n_cols"], itemsize, row_wise).num_warps == entry["num_warps"]
+                    mode = entry.get("casting_mode", "llama")
+                    tile = config.forward_config(entry["n_cols"], itemsize, row_wise, mode)
+                    assert tile.block_cols == entry["block_cols"]
+                    assert tile.num_warps == entry["num_warps"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_entry_of_one_casting_mode_is_for_that_one_alone(
+    order: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = {"direction": "forward", "itemsize": 2, "row_wise": True, "n_cols": 128, "block_cols": 64, "n_held": 1}
+    entries = [
+        {**about, "block_rows": 1, "num_warps": 2, "casting_mode": "none"},
+        {**about, "block_rows": 1, "num_warps": 4},
+    ]
+    (tmp_path / "tuned.json").write_text(json.dumps({"entries": entries[::order]}))
+    monkeypatch.setattr(config.resources, "files", lambda _: tmp_path)
+    table = config._table.__wrapped__()
+    monkeypatch.setattr(config, "_table", lambda: table)
+    warps = {
+        mode: config.forward_config.__wrapped__(100, 2, True, mode).num_warps for mode in ("llama", "gemma", "none")
+    }
+    assert warps == {"llama": 4, "gemma": 4, "none": 2}
 
 
 @pytest.mark.parametrize("row_mode", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 from references import arrays, tolerances  # noqa: E402
-from rmsnorm import config, launch  # noqa: E402
+from rmsnorm import config, launch, split_kernels  # noqa: E402
 from rmsnorm.config import BackwardConfig, ForwardConfig, Processors, SplitConfig  # noqa: E402
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -88,10 +89,14 @@ def test_backward_split_rows(reload_rows: bool, reload_weight: bool, n_groups: i
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_split_rows_do_not_wait_for_ever_on_nan(device: str) -> None:
-    problem = Problem(4, 1000, device)
+@pytest.mark.parametrize(
+    ("dtype", "bits", "empty"),
+    [("float32", torch.int32, split_kernels.EMPTY_32), ("float64", torch.int64, split_kernels.EMPTY_64)],
+)
+def test_split_rows_do_not_wait_for_ever_on_nan(dtype: str, bits: torch.dtype, empty: Any, device: str) -> None:
+    problem = Problem(4, 1000, device, dtype)
     problem.tensors["x"][1, 3] = torch.nan
-    problem.tensors["x"][2, 900] = torch.tensor(0x7FFFDEAD, dtype=torch.int32).view(torch.float32)
+    problem.tensors["x"][2, 900] = torch.tensor(empty.value, dtype=bits).view(problem.tensors["x"].dtype)
     dx, _ = problem.backward(SplitConfig(4, 2, 128, 1, 1, 2, True, True))
     assert torch.isnan(dx).all(dim=1).tolist() == [False, True, True, False]
 
@@ -120,8 +125,9 @@ def test_the_variant_rule_is_the_profile_s() -> None:
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 @pytest.mark.parametrize("row_wise", [True, False])
 @pytest.mark.parametrize("n_cols", [1, 2, 64, 100, 256, 257, 1000, 4096, 4104, 5120, 11008, 16384, 20000, 32768, 65536])
-def test_every_shape_gets_a_tile_that_covers_it(n_cols: int, row_wise: bool, itemsize: int) -> None:
-    forward = config.forward_config(n_cols, itemsize, row_wise)
+@pytest.mark.parametrize("casting_mode", ["llama", "none"])
+def test_every_shape_gets_a_tile_that_covers_it(casting_mode: str, n_cols: int, row_wise: bool, itemsize: int) -> None:
+    forward = config.forward_config(n_cols, itemsize, row_wise, casting_mode)
     n_chunks = -(-n_cols // forward.block_cols)
     assert 0 <= forward.n_held <= n_chunks
     assert (forward.block_rows == 1) == row_wise
@@ -133,6 +139,15 @@ def test_every_shape_gets_a_tile_that_covers_it(n_cols: int, row_wise: bool, ite
     if split is not None:
         assert split.n_splits * split.n_chunks * split.block_cols >= n_cols
         assert split.n_groups * split.n_splits <= 32 * H200.count
+
+
+def test_no_fewer_programs_do_it_as_soon_and_none_is_idle_by_the_fewest_programs() -> None:
+    for n_tiles, most in itertools.product(range(1, 60), repeat=2):
+        programs = config.fewest_programs(n_tiles, most)
+        longest = -(-n_tiles // min(n_tiles, most))
+        assert 1 <= programs <= min(n_tiles, most)
+        assert -(-n_tiles // programs) == longest
+        assert programs == 1 or -(-n_tiles // (programs - 1)) > longest, "one of them is a partial row for nothing"
 
 
 def test_a_row_s_tile_does_not_depend_on_the_number_of_rows() -> None:
@@ -154,12 +169,13 @@ WIDTHS = (*range(1, 700, 37), 1000, 1024, 1100, 2100, 3000, 4096, 4104, 5120, 60
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 @pytest.mark.parametrize("row_wise", [True, False])
-def test_the_tile_of_a_shape_wastes_at_most_an_eighth(row_wise: bool, itemsize: int) -> None:
+@pytest.mark.parametrize("casting_mode", ["llama", "none"])
+def test_the_tile_of_a_shape_wastes_at_most_an_eighth(casting_mode: str, row_wise: bool, itemsize: int) -> None:
     for n_cols in WIDTHS:
-        entry = config._entry("forward", n_cols, itemsize, row_wise)
+        entry = config._entry("forward", n_cols, itemsize, row_wise, casting_mode)
         widest = min(entry["block_cols"], 1 << (n_cols - 1).bit_length())
         least = 512 * entry["num_warps"] // itemsize  # 16 bytes a thread
-        tile = config.forward_config(n_cols, itemsize, row_wise)
+        tile = config.forward_config(n_cols, itemsize, row_wise, casting_mode)
         beyond = {cols: -(-n_cols // cols) * cols - n_cols for cols in (tile.block_cols, 2 * tile.block_cols)}
         assert tile.block_cols <= max(least, 1) or 8 * beyond[tile.block_cols] <= n_cols
         assert tile.block_cols == widest or 8 * beyond[2 * tile.block_cols] > n_cols, "halved for nothing"

@@ -63,8 +63,6 @@ def assert_passes(case: Case, device: str, forward: Any, backward: Any) -> None:
 @pytest.mark.parametrize("tile", TILES)
 def test_tiles(tile: str, mode: str, dtype: str, device: str) -> None:
     forward, backward = TILES[tile]
-    if dtype == "float64" and isinstance(backward, SplitConfig):
-        pytest.skip("float64 rows are never split")
     case = Case(mode, 0.5, dtype, "same", False, (N_ROWS, N_COLS), 0.7, x_layout="row_strided", dy_layout="contiguous")
     assert_passes(case, device, forward, backward)
 

@@ -83,21 +83,33 @@ def test_patterns_name_targets_in_their_order() -> None:
     ]
     assert {t.direction for t in targets(["f32:4096"])} == {"forward", "backward", "finish"}
     assert targets(["forward:bf16:5121"]) == [Target("forward", "bf16", 5121, True)], "not in the table"
-    everything = {(t.direction, t.itemsize, t.row_wise, t.n_cols) for t in targets(list(tune.ORDER))}
-    assert everything == {(e["direction"], e["itemsize"], e["row_wise"], e["n_cols"]) for e in entries()}
-    for nonsense in ("bf17", "5121", "sideways:bf16:64", "forward:bf16:many"):
+    assert targets(["forward:bf16:5121:none"]) == [Target("forward", "bf16", 5121, True, "none")]
+    everything = {(t.direction, t.itemsize, t.row_wise, t.n_cols, t.casting_mode) for t in targets(list(tune.ORDER))}
+    assert everything == set(map(tune._identity, entries()))
+    for nonsense in (
+        "bf17",
+        "5121",
+        "sideways:bf16:64",
+        "forward:bf16:many",
+        "forward:bf16:64:nine",
+        "backward:bf16:5121:none",
+    ):
         with pytest.raises(ValueError, match="names no entry"):
             targets([nonsense])
 
 
-@pytest.mark.parametrize("target", targets([*tune.ORDER, "finish", "forward:bf16:4105", "backward:f64:32768"]), ids=str)
+@pytest.mark.parametrize(
+    "target",
+    targets([*tune.ORDER, "finish", "forward:bf16:4105", "forward:bf16:4105:none", "backward:f64:32768"]),
+    ids=str,
+)
 def test_candidates_start_with_the_present_entry_and_differ(target: Target) -> None:
     found = candidates(target, H200)
     first, entry = next(iter(found.items()))
     assert entry == present(target, H200)
     assert all(configuration(target, e, H200) == c for c, e in found.items())
     if target.direction == "forward":
-        assert first == config.forward_config(target.n_cols, target.itemsize, target.row_wise)
+        assert first == config.forward_config(target.n_cols, target.itemsize, target.row_wise, target.casting_mode)
     elif target.direction == "backward":
         assert first == config.backward_config(target.n_rows, target.n_cols, target.itemsize, target.row_wise, H200)
     elif target.direction == "split":
@@ -144,7 +156,9 @@ class FakeTimer:
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("name", ["forward:f32:64:row", "backward:f64:64:row", "finish:bf16:64", "split:f32:32768"])
+@pytest.mark.parametrize(
+    "name", ["forward:f32:64:row", "forward:bf16:512:none", "backward:f64:64:row", "finish:bf16:64", "split:f32:32768"]
+)
 def test_a_target_is_judged_timed_and_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few = Processors(count=8, shared_memory=232448, cooperative=True)
     (target,) = targets([name])

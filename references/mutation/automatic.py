@@ -64,7 +64,7 @@ ASKED = {
     ),
     "launch": (_HOST, f"{_LAUNCH} -k in_place or idle", CELLS, f"{_HARD} -k layouts or alignment", _TILES),
     "launcher": (_HOST, CELLS),
-    "config": (f"{_LAUNCH} -k rule or shape or row_s_tile or another", _HOST, CELLS),
+    "config": (f"{_LAUNCH} -k rule or shape or row_s_tile or another or fewest", _HOST, CELLS),
 }
 
 # Functions that run with compiled kernels alone: their mutants show on a GPU.

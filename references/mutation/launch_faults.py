@@ -35,10 +35,10 @@ MUTANTS = (
     Mutant(
         "B27",
         CONFIG,
-        "return config if n_tiles >= config.n_programs",
-        "return config if n_tiles > config.n_programs",
-        "none",
-        equivalent="where both are equal, the replaced configuration equals the original",
+        "    return -(-n_tiles // -(-n_tiles // most))",
+        "    return min(n_tiles, most)",
+        "more partial rows of dW than its programs need",
+        TEST_LAUNCH + " -k fewest_programs",
     ),
     Mutant(
         "L02",
@@ -230,8 +230,8 @@ MUTANTS = (
     Mutant(
         "H23",
         CONFIG,
-        "n_tiles = -(-n_rows // config.block_rows)",
-        "n_tiles = n_rows // config.block_rows",
+        "fewest_programs(-(-n_rows // config.block_rows), config",
+        "fewest_programs(max(1, n_rows // config.block_rows), config",
         "the last tile has no program",
         TEST_LAUNCH + " -k every_shape",
     ),
@@ -270,10 +270,18 @@ MUTANTS = (
     Mutant(
         "H28",
         CONFIG,
-        'entry["n_cols"] >= n_cols), None)',
-        'entry["n_cols"] > n_cols), None)',
+        'if entry["n_cols"] >= n_cols and',
+        'if entry["n_cols"] > n_cols and',
         "a tuned size gets the tile of the next",
         TEST_HOST,
+    ),
+    Mutant(
+        "H28b",
+        CONFIG,
+        'entry.get("casting_mode") in (None, casting_mode)',
+        'entry.get("casting_mode") in (casting_mode, None, "none")',
+        "a tile that one casting mode has alone goes to all",
+        TEST_HOST + " -k one_casting_mode",
     ),
     Mutant(
         "H29",

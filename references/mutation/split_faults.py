@@ -9,9 +9,9 @@ TILES = "tests/test_tiles.py"
 HARD = "tests/test_hard_inputs.py"
 LAUNCH = "tests/test_launch.py::test_split_rows_do_not_wait_for_ever_on_nan"
 
-_DX = "dx = rstd * (m - x.to(tl.float32) * rstd * projection)"
+_DX = "dx = rstd * (m - x.to(C_DTYPE) * rstd * projection)"
 _LAST = "    if COLLECTS:\n        if waiting_row >= 0:\n            _finish_row("
-_X_HAT = "new_dw += (dw[chunk] + m * _x_hat(x.to(tl.float32), rstd, X_DTYPE, CASTING_MODE),)"
+_X_HAT = "new_dw += (dw[chunk] + m * _x_hat(x.to(C_DTYPE), rstd, X_DTYPE, CASTING_MODE),)"
 _RELOAD = "        if RELOAD_ROWS:\n            x_offset = row * x_row_steps * STRIDE_ALIGN\n"
 _FINISH_MASK = "        mask = cols < n_cols\n        if RELOAD_ROWS:"
 _MAIN_MASK = "            mask = cols < n_cols\n            x_offset"
@@ -23,12 +23,16 @@ def _fault(id: str, old: str, new: str, fault: str, noticed_by: str = TILES + " 
 
 MUTANTS = (
     _fault(
-        "S01", "tl.where(bits == EMPTY, OTHER_NAN, bits)", "bits", "a NaN that reads as empty is waited for", LAUNCH
+        "S01",
+        'tl.where(value == value, value, float("nan"))',
+        "value",
+        "a NaN that reads as empty is waited for",
+        LAUNCH,
     ),
     _fault(
         "S02",
-        "N_SPLITS), n_cols, tl.float32)",
-        "N_SPLITS), N_SPLITS * N_CHUNKS * BLOCK_COLS, tl.float32)",
+        "N_SPLITS), n_cols, C_DTYPE)",
+        "N_SPLITS), N_SPLITS * N_CHUNKS * BLOCK_COLS, C_DTYPE)",
         "the projection divides by the padded width",
     ),
     _fault("S03", "split.to(tl.int64) * (N_CHUNKS * BLOCK_COLS)", "split.to(tl.int64) * BLOCK_COLS", "slices overlap"),
@@ -46,10 +50,8 @@ MUTANTS = (
         "w = _load_weight(w_ptr, cols - first_col, mask)\n            else:\n                w = w_slice",
         "a reloaded weight is that of the first slice",
     ),
-    _fault("S08", _DX, "dx = rstd * (m - x.to(tl.float32) * projection)", "the projection lacks a factor rstd"),
-    _fault(
-        "S09", _X_HAT, "new_dw += (dw[chunk] + m * (x.to(tl.float32) * rstd),)", "dW is made of the unrounded x_hat"
-    ),
+    _fault("S08", _DX, "dx = rstd * (m - x.to(C_DTYPE) * projection)", "the projection lacks a factor rstd"),
+    _fault("S09", _X_HAT, "new_dw += (dw[chunk] + m * (x.to(C_DTYPE) * rstd),)", "dW is made of the unrounded x_hat"),
     _fault(
         "S10",
         "partial_offset = group.to(tl.int64) * n_cols",
@@ -94,8 +96,8 @@ MUTANTS = (
     ),
     _fault(
         "S18",
-        "products += m * x.to(tl.float32)",
-        "products = m * x.to(tl.float32)",
+        "products += m * x.to(C_DTYPE)",
+        "products = m * x.to(C_DTYPE)",
         "only the last chunk enters the projection",
     ),
     _fault("S19", "        waiting_x = new_x\n", "        waiting_x = new_dy\n", "dX is made of dY"),

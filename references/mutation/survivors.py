@@ -58,10 +58,12 @@ SURVIVORS: dict[str, Survivor] = {
         "num_stages tells the compiler how to pipeline: results are the same",
     ),
     "split_kernels.module.constant1": Survivor(
-        "EMPTY = tl.constexpr(2147475118)", "any pattern of a NaN can say that a slot is empty"
+        "EMPTY_32 = tl.constexpr(2147475118)", "any pattern of a NaN can say that a slot is empty"
     ),
-    "split_kernels.module.constant2": Survivor("OTHER_NAN = tl.constexpr(2143289345)", "any other NaN is as good"),
-    "split_kernels._collect.constant5": Survivor(
+    "split_kernels.module.constant2": Survivor(
+        "EMPTY_64 = tl.constexpr(9223335398636248750)", "any pattern of a NaN can say that a slot is empty"
+    ),
+    "split_kernels._collect.constant6": Survivor(
         "bits = tl.load(slots, volatile=False)",
         "volatile is for programs that run side by side: the interpreter runs one after another",
     ),
@@ -99,18 +101,19 @@ SURVIVORS: dict[str, Survivor] = {
         "finish = weight_gradient_config(dw_partial.shape[1], n_cols, gpu)",
         "another tile for the sum of partial rows is right as well",
     ),
-    "launch._launch_split.constant6": Survivor(
+    "launch._launch_split.constant7": Survivor(
         "_split_variant(*settings, publishes=True, collects=True).launch(n_groups * config.n_splits, tensors, integers)",  # noqa: E501
         "what is published again has the same bits",
     ),
-    "launch._launch_split.always1": Survivor(
+    "launch._launch_split.always2": Survivor(
         "if True: # programs run one after another: none may wait for a later one",
         "on a CPU kernels are always interpreted",
     ),
     "launch._launch_split.arithmetic3": Survivor(
-        "n_groups = min(n_groups, resident * config.n_splits)", "only compiled kernels get here"
+        "n_groups = fewest_programs(n_rows, min(config.n_groups, resident * config.n_splits))",
+        "only compiled kernels get here",
     ),
-    "launch._launch_split.always2": Survivor("if True:", "only compiled kernels get here"),
+    "launch._launch_split.always3": Survivor("if True:", "only compiled kernels get here"),
     "launcher.Variant.launch.always2": Survivor("elif True:", "only compiled kernels get here"),
     "launcher.Variant.launch.condition2": Survivor(
         "elif not (device == torch.cuda.current_device()):", "only compiled kernels get here"
@@ -125,9 +128,5 @@ SURVIVORS: dict[str, Survivor] = {
     "config._backward_tiles.comparison1": Survivor(
         "while num_stages >= 1 and (num_stages - 1) * tile_bytes + 2048 > processors.shared_memory:",
         "with one stage nothing is in flight",
-    ),
-    "config.backward_config.comparison1": Survivor(
-        "return config if n_tiles > config.n_programs else _with_programs(config, n_tiles)",
-        "where both are equal, the replaced configuration equals the original",
     ),
 }

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 
 from rmsnorm import config
+from rmsnorm.checks import CASTING_MODE_NAMES
 from rmsnorm.config import BackwardConfig, ForwardConfig, Processors, SplitConfig, WeightGradientConfig
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
@@ -29,15 +30,20 @@ Config = ForwardConfig | BackwardConfig | SplitConfig | WeightGradientConfig
 
 @dataclass(frozen=True)
 class Target:
-    """One entry of the table to be tuned: a direction, a dtype, a number of columns and a variant."""
+    """One entry of the table to be tuned: a direction, a dtype, a number of columns, a variant, and perhaps a mode.
+
+    An entry of a forward may be for one casting mode alone; others are for all and are timed in llama.
+    """
 
     direction: str
     dtype: str
     n_cols: int
     row_wise: bool
+    casting_mode: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.direction}:{self.dtype}:{self.n_cols}:{'row' if self.row_wise else 'block'}"
+        name = f"{self.direction}:{self.dtype}:{self.n_cols}:{'row' if self.row_wise else 'block'}"
+        return name if self.casting_mode is None else f"{name}:{self.casting_mode}"
 
     @property
     def itemsize(self) -> int:
@@ -70,7 +76,10 @@ def targets(patterns: list[str]) -> list[Target]:
     Raises ValueError for a pattern that names nothing.
     """
     names = {DTYPES[name].itemsize: name for name in DTYPES}
-    known = [Target(e["direction"], names[e["itemsize"]], e["n_cols"], e["row_wise"]) for e in entries()]
+    known = [
+        Target(e["direction"], names[e["itemsize"]], e["n_cols"], e["row_wise"], e.get("casting_mode"))
+        for e in entries()
+    ]
     known += [Target("finish", name, 2**i, True) for name in DTYPES for i in range(6, 17)]
     found: dict[Target, None] = {}
     for pattern in patterns:
@@ -81,28 +90,30 @@ def targets(patterns: list[str]) -> list[Target]:
 
 def _new_target(pattern: str) -> list[Target]:
     direction, *rest = pattern.split(":")
+    mode = rest.pop() if direction == "forward" and len(rest) == 3 and rest[-1] in CASTING_MODE_NAMES else None
     if direction not in DIRECTIONS or len(rest) != 2 or rest[0] not in DTYPES or not rest[1].isdecimal():
-        raise ValueError(f"{pattern!r} names no entry; a new one is DIRECTION:DTYPE:N_COLS")
-    return [Target(direction, rest[0], int(rest[1]), True)]
+        raise ValueError(
+            f"{pattern!r} names no entry; a new one is DIRECTION:DTYPE:N_COLS or forward:DTYPE:N_COLS:MODE"
+        )
+    return [Target(direction, rest[0], int(rest[1]), True, mode)]
 
 
 def present(target: Target, processors: Processors) -> Entry:
     """The entry that the target has now, under its own number of columns."""
     if target.direction == "finish":  # a rule, as an entry
         now = config.weight_gradient_config(processors.count, target.n_cols, processors)
-        return {"direction": "finish", "itemsize": target.itemsize, "row_wise": True, "n_cols": target.n_cols} | vars(
-            now
-        )
+        return _about(target) | vars(now)
     if target.direction == "split":
         table = config._table()[target.key]
         found = next(e for e in table if e["n_cols"] >= target.n_cols > e["above_n_cols"])
     else:
-        found = config._entry(target.direction, target.n_cols, target.itemsize, target.row_wise)
-    return {**found, "n_cols": target.n_cols}
+        found = config._entry(target.direction, target.n_cols, target.itemsize, target.row_wise, target.casting_mode)
+    return {**found, **_about(target)}
 
 
 def _about(target: Target) -> Entry:
-    return {"direction": target.direction, "itemsize": target.itemsize, "row_wise": target.row_wise}
+    about = {name: getattr(target, name) for name in ("direction", "itemsize", "row_wise", "n_cols")}
+    return about if target.casting_mode is None else about | {"casting_mode": target.casting_mode}
 
 
 def configuration(target: Target, entry: Entry, processors: Processors) -> Config:
@@ -111,13 +122,15 @@ def configuration(target: Target, entry: Entry, processors: Processors) -> Confi
         return WeightGradientConfig(entry["block_partials"], entry["block_cols"], entry["num_warps"])
     with patch.object(config, "_table", lambda: {target.key: [entry]}):
         if target.direction == "forward":
-            return config.forward_config.__wrapped__(target.n_cols, target.itemsize, target.row_wise)
+            mode = target.casting_mode or "llama"
+            return config.forward_config.__wrapped__(target.n_cols, target.itemsize, target.row_wise, mode)
         if target.direction == "split":
             split = config.split_config.__wrapped__(target.n_cols, target.itemsize, processors)
             assert split is not None
             return split
         tiles = config._backward_tiles.__wrapped__(target.n_cols, target.itemsize, target.row_wise, processors)
-        return replace(tiles, n_programs=min(tiles.n_programs, -(-target.n_rows // tiles.block_rows)))
+        n_tiles = -(-target.n_rows // tiles.block_rows)
+        return replace(tiles, n_programs=config.fewest_programs(n_tiles, tiles.n_programs))
 
 
 def candidates(target: Target, processors: Processors) -> dict[Config, Entry]:
@@ -126,7 +139,7 @@ def candidates(target: Target, processors: Processors) -> dict[Config, Entry]:
     now = present(target, processors)
     found: dict[Config, Entry] = {configuration(target, now, processors): now}
     for choice in generate(target, processors):
-        entry = _about(target) | {"n_cols": target.n_cols} | choice
+        entry = _about(target) | choice
         launched = configuration(target, entry, processors)
         if isinstance(launched, ForwardConfig | BackwardConfig):  # what it is, where the chunk would be halved
             entry |= {field: value for field, value in vars(launched).items() if field in entry}

@@ -2,7 +2,8 @@
 
     python3 -m tests.benchmarks.tune                                    every entry of the table
     python3 -m tests.benchmarks.tune --only bf16:4096 backward:f64      entries that a pattern names, in this order
-    python3 -m tests.benchmarks.tune --only forward:bf16:5120           a whole name may be new to the table
+    python3 -m tests.benchmarks.tune --only forward:bf16:5120           a whole name may be new to the table,
+    python3 -m tests.benchmarks.tune --only forward:bf16:65536:none     also one of a casting mode alone
     python3 -m tests.benchmarks.tune --dry-run                          what would be measured, without a GPU
 
 Each candidate is judged against the derived bounds first, then all of a target are timed in one session, each call
@@ -48,7 +49,6 @@ FINALISTS = 6
 SESSION = 64  # candidates that are timed side by side
 REPETITIONS, FINAL_REPETITIONS = 7, 31
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)  # for a dry run
-SETTINGS: dict[str, Any] = {"offset": 0.0, "casting_mode": "llama"}
 EPS = 1e-6
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ORDER = ("forward", "backward", "split")
@@ -77,7 +77,8 @@ def table_text(device: str, entries: list[Entry]) -> str:
     """`tuned.json`: one entry a line, in one order."""
 
     def place(entry: Entry) -> tuple:
-        return ORDER.index(entry["direction"]), not entry["row_wise"], entry["itemsize"], entry["n_cols"]
+        mode = entry.get("casting_mode", "")
+        return ORDER.index(entry["direction"]), not entry["row_wise"], entry["itemsize"], entry["n_cols"], mode
 
     lines = ",\n".join(json.dumps(entry) for entry in sorted(entries, key=place))
     return f'{{\n"device": {json.dumps(device)},\n"entries": [\n{lines}\n]\n}}\n'
@@ -93,7 +94,11 @@ def updated(table: dict[str, Any], log: dict[str, Any], device: str) -> str:
 
 
 def _identity(entry: Entry) -> tuple:
-    return entry["direction"], entry["itemsize"], entry["row_wise"], entry["n_cols"]
+    return entry["direction"], entry["itemsize"], entry["row_wise"], entry["n_cols"], entry.get("casting_mode")
+
+
+def settings(target: Target) -> dict[str, Any]:
+    return {"offset": 0.0, "casting_mode": target.casting_mode or "llama"}
 
 
 # The measurement.
@@ -118,11 +123,11 @@ class Problem:
             _, self.rstd = self.forward(None)
 
     def forward(self, config: ForwardConfig | None) -> tuple[torch.Tensor, torch.Tensor]:
-        return launch.rms_norm_forward(self.x, self.w, eps=EPS, config=config, **SETTINGS)
+        return launch.rms_norm_forward(self.x, self.w, eps=EPS, config=config, **settings(self.target))
 
     def backward(self, config: BackwardConfig | SplitConfig) -> torch.Tensor | None:
         return launch.rms_norm_backward(
-            self.dy, self.x, self.w, self.rstd, dx=self.dx, needs_dw=True, config=config, **SETTINGS
+            self.dy, self.x, self.w, self.rstd, dx=self.dx, needs_dw=True, config=config, **settings(self.target)
         )
 
     def run(self, config: Config) -> dict[str, torch.Tensor]:
@@ -166,10 +171,10 @@ class Judge:
         if target.direction == "finish":
             return
         x, w = (arrays.to_numpy(t.cpu()) for t in (self.problem.x, self.problem.w))
-        self.bounds = tolerances.forward_bounds(x, w, eps=EPS, **SETTINGS)
+        self.bounds = tolerances.forward_bounds(x, w, eps=EPS, **settings(target))
         if target.direction != "forward":
             dy = arrays.to_numpy(self.problem.dy.cpu())
-            self.bounds = tolerances.backward_bounds(dy, x, w, eps=EPS, **SETTINGS)
+            self.bounds = tolerances.backward_bounds(dy, x, w, eps=EPS, **settings(target))
 
     def fault(self, config: Config) -> str | None:
         """What is wrong with the configuration, or None."""
@@ -251,13 +256,13 @@ def compile_candidate(target: Target, config: Config, processors: Processors) ->
         patch.object(launch, "processors", lambda _: processors),
     ):
         if isinstance(config, ForwardConfig):
-            launch.rms_norm_forward(x, w, eps=EPS, config=config, **SETTINGS)
+            launch.rms_norm_forward(x, w, eps=EPS, config=config, **settings(target))
         elif isinstance(config, WeightGradientConfig):
             finish(config, x.to(launch.compute_dtype(dtype)), w)
         else:
             rstd = torch.empty(target.n_rows, dtype=launch.compute_dtype(dtype), device="meta")
             dx = torch.empty_like(x)
-            launch.rms_norm_backward(x, x, w, rstd, dx=dx, needs_dw=True, config=config, **SETTINGS)
+            launch.rms_norm_backward(x, x, w, rstd, dx=dx, needs_dw=True, config=config, **settings(target))
 
 
 def kernels_of(target: Target, processors: Processors) -> list[Config]:

@@ -61,6 +61,7 @@ POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.int32: "*i32",
+    torch.int64: "*i64",
 }
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
