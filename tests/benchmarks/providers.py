@@ -103,3 +103,13 @@ PROVIDERS = (
     Provider("liger-kernel", _liger_kernel, module="liger_kernel.transformers.rms_norm", needs_cuda=True),
     Provider("quack", _quack, module="quack.rmsnorm", needs_cuda=True),
 )
+
+
+def _bare(hidden_size: int, dtype: torch.dtype, device: str) -> nn.Module:
+    from tests.benchmarks.bare import BareRMSNorm
+
+    return BareRMSNorm(hidden_size, EPS, dtype, device)
+
+
+# What an eager call costs the host has a floor as well.
+HOST_PROVIDERS = (*PROVIDERS, Provider("bare launches", _bare, needs_cuda=True))

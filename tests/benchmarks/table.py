@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks import aims
 from tests.benchmarks.shapes import geometric_mean
 
-OURS = ("liger", "liger out of place")
 COLOURS = {
     "liger": "#0b6",
     "torch.nn.RMSNorm": "#888",
@@ -47,7 +47,7 @@ def speeds(infos: list[dict[str, Any]]) -> Times:
 
 
 def peers(row: dict[tuple[str, str], dict[str, Any]], direction: str) -> dict[str, float]:
-    return {p: info["kernel_us"] for (p, d), info in row.items() if d == direction and p not in OURS}
+    return {p: info["kernel_us"] for (p, d), info in row.items() if d == direction and p not in aims.OURS}
 
 
 def cell(row: dict[tuple[str, str], dict[str, Any]], provider: str) -> str:
@@ -66,8 +66,7 @@ def speed_table(times: Times) -> list[str]:
         floors = "/".join(f"{i['share_of_floor'] * i['kernel_us']:.1f}" for i in (forward, backward))
         streams = "/".join(f"{i['stream_us']:.1f}" for i in (forward, backward))
         ratios = "/".join(
-            f"{min(peers(row, d).values()) / i['kernel_us']:.2f}"
-            for d, i in (("forward", forward), ("backward", backward))
+            f"{aims.best_peer(row, d) / i['kernel_us']:.2f}" for d, i in (("forward", forward), ("backward", backward))
         )
         lines.append(
             f"| {shape} | {floors} | {streams} | " + " | ".join(cell(row, p) for p in providers) + f" | {ratios} |"
@@ -79,7 +78,7 @@ def summary(times: Times) -> list[str]:
     lines = []
     for direction in ("forward", "backward"):
         ours = {shape: row["liger", direction] for shape, row in times.items()}
-        best = [min(peers(times[shape], direction).values()) / info["kernel_us"] for shape, info in ours.items()]
+        best = [aims.best_peer(times[shape], direction) / info["kernel_us"] for shape, info in ours.items()]
         lines.append(
             f"- {direction}: {geometric_mean(best):.2f} × the best peer of each row (geometric mean; worst row "
             f"{min(best):.2f}), {geometric_mean([i['share_of_floor'] for i in ours.values()]):.2f} of the floor."
@@ -96,10 +95,16 @@ def summary(times: Times) -> list[str]:
 
 
 def host_table(infos: list[dict[str, Any]]) -> list[str]:
-    lines = ["| provider | forward | forward + backward |", "|---|---|---|"]
+    names = {"forward": "forward", "no_grad": "forward, no_grad", "full": "forward + backward"}
     host = {(info["provider"], info["direction"]): info["host_us"] for info in infos if "host_us" in info}
+    directions = [direction for direction in names if ("liger", direction) in host]
+    lines = [
+        "| provider | " + " | ".join(names[direction] for direction in directions) + " |",
+        "|---|" + "---|" * len(directions),
+    ]
     for provider in dict.fromkeys(p for p, _ in host):
-        lines.append(f"| {provider} | {host[provider, 'forward']:.0f} | {host[provider, 'full']:.0f} |")
+        cells = (f"{host[provider, direction]:.0f}" for direction in directions)
+        lines.append(f"| {provider} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -250,8 +255,7 @@ Kernel time of one call in microseconds, forward / backward with dW: the sum ove
 median of 15, each after the L2 was filled with clean lines, all providers of a row interleaved in one session, weight
 in X's dtype, random data, gradients by `torch.autograd.grad`. *Floor* is the bytes that must move over 4.28 TB/s;
 *stream* is `copy_` and `add`, the same traffic with next to no arithmetic. Every result was judged against its bounds
-first; ours must conform. "–" was not measured: eager PyTorch on the largest tensors, and torch.compile beyond the
-eighth shape, where this run met its recompile limit and fell back to eager PyTorch.
+first; ours must conform. "–" was not measured: eager PyTorch on the largest tensors, where it takes seconds.
 
 ![share of the floor against hidden size](performance.svg)
 """
@@ -272,9 +276,18 @@ def page(sources: list[Path]) -> str:
         summary(times),
         [""],
         speed_table(times),
+        aims.section(times, infos),
         settings_section(infos),
         growth_section(growth(infos)),
-        ["", "## Host time", "", "Of one eager call, 16 × 1024 bfloat16, microseconds.", ""],
+        [
+            "",
+            "## Host time",
+            "",
+            "Of one eager call, 16 × 1024 bfloat16, microseconds. *bare launches* are this project's compiled kernels",
+            "in a `torch.autograd.Function` without checks and look-ups (tests/benchmarks/bare.py): what is left",
+            "of a call when all of ours is taken away.",
+            "",
+        ],
         host_table(infos),
         ["", "## Memory", ""],
         [

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from references import arrays, tolerances
-from tests.benchmarks.providers import EPS, PROVIDERS, Provider
+from tests.benchmarks.providers import EPS, HOST_PROVIDERS, PROVIDERS, Provider
 from tests.benchmarks.shapes import CPU_SHAPES, GPU_SHAPES, Shape
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -186,15 +186,20 @@ def test_memory(benchmark: Any, name: str) -> None:
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA GPU")
-@pytest.mark.parametrize("direction", ["forward", "full"])
-@pytest.mark.parametrize("name", [p.name for p in PROVIDERS])
-def test_host_time(benchmark: Any, name: str, direction: str) -> None:
+@pytest.mark.parametrize("direction", ["forward", "no_grad", "full"])
+@pytest.mark.parametrize("provider", HOST_PROVIDERS, ids=lambda provider: provider.name)
+def test_host_time(benchmark: Any, provider: Provider, direction: str) -> None:
     """What one eager call costs the host, in a loop that the GPU keeps up with."""
-    provider, shape = BY_NAME[name], Shape(16, 1024, torch.bfloat16)
+    shape = Shape(16, 1024, torch.bfloat16)
     if reason := provider.missing(DEVICE):
         pytest.skip(reason)
-    call = calls(provider, shape, direction)
+    call = calls(provider, shape, "full" if direction == "full" else "forward")
     benchmark.group = f"host {direction}"
-    benchmark.pedantic(call, rounds=30, iterations=50, warmup_rounds=3)
-    benchmark.extra_info |= {"provider": name, "direction": direction, "host_us": benchmark.stats["median"] * 1e6}
+    with torch.set_grad_enabled(direction != "no_grad"):
+        benchmark.pedantic(call, rounds=30, iterations=50, warmup_rounds=3)
+    benchmark.extra_info |= {
+        "provider": provider.name,
+        "direction": direction,
+        "host_us": benchmark.stats["median"] * 1e6,
+    }
     torch.cuda.synchronize()
