@@ -111,6 +111,20 @@ def test_a_tile_does_not_depend_on_the_number_of_rows(row_mode: bool, monkeypatc
     assert len(set(seen)) == 2, "one tile forward, one backward"
 
 
+def test_no_program_is_launched_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One too many writes nothing and no result shows it.
+    programs: list[int] = []
+    monkeypatch.setattr(launcher.Variant, "launch", lambda self, n_programs, *_: programs.append(n_programs))
+    x, w = torch.ones(7, 100), torch.ones(100)
+    _, rstd = launch.rms_norm_forward(x, w, eps=0.5, offset=0.0, casting_mode="llama")
+    tiles = BackwardConfig(2, 128, 1, 1, 3, False)
+    launch.rms_norm_backward(
+        x, x, w, rstd, offset=0.0, casting_mode="llama", dx=torch.empty_like(x), needs_dw=True, config=tiles
+    )
+    finish = config.weight_gradient_config(3, 100, launch.INTERPRETER)
+    assert programs == [7, 3, -(-100 // finish.block_cols)]
+
+
 @pytest.mark.interpret
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_there_is_no_node(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,8 @@ def test_every_shape_gets_a_tile_that_covers_it(casting_mode: str, n_cols: int, 
         assert 1 <= backward.n_programs <= -(-n_rows // backward.block_rows), "an idle program"
     split = config.split_config(n_cols, itemsize, H200)
     if split is not None:
-        assert split.n_splits * split.n_chunks * split.block_cols >= n_cols
+        chunks = split.n_splits * split.block_cols
+        assert (split.n_chunks - 1) * chunks < n_cols <= split.n_chunks * chunks
         assert split.n_groups * split.n_splits <= 32 * H200.count
 
 
@@ -204,6 +205,13 @@ def test_another_gpu_may_be_filled_to_the_last_byte() -> None:
     for missing, num_stages in ((0, 2), (1, 1)):
         gpu = Processors(16, bytes_in_flight + 2048 - missing, cooperative=False)
         assert config.backward_config(10**6, n_cols, 2, True, gpu).num_stages == num_stages
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_another_shape_is_split_above_the_columns_of_the_entry_before(itemsize: int) -> None:
+    first, *_ = config._table()["split", itemsize, True]
+    assert config.split_config(first["above_n_cols"], itemsize, H200) is None
+    assert config.split_config(first["above_n_cols"] + 1, itemsize, H200) is not None
 
 
 def test_another_gpu_splits_rows_where_one_group_fits() -> None:

@@ -30,13 +30,18 @@ def _import_what_is_slow() -> None:
 
 
 def _warm_up() -> None:
-    """Import the judge and let it judge once: what is done lazily, in torch above all, is done before the fork."""
+    """Import the judge and let it judge once: what is done lazily, in torch above all, is done before the fork.
+
+    Not where kernels are compiled: torch then asks CUDA for devices, and no child could use them.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
     from references import conformance, interpreter
     from references.implementation import load
     from references.mutation import stages
 
-    if interpreter.install():
-        conformance.check(load("references.torch_reference"), stages.judged_cells(0)[0])
+    interpreter.install()
+    conformance.check(load("references.torch_reference"), stages.judged_cells(0)[0])
 
 
 def _child(request: dict[str, Any], scratch: Path) -> None:

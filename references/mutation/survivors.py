@@ -63,6 +63,10 @@ SURVIVORS: dict[str, Survivor] = {
     "split_kernels.module.constant2": Survivor(
         "EMPTY_64 = tl.constexpr(9223335398636248750)", "any pattern of a NaN can say that a slot is empty"
     ),
+    "split_kernels._collect.constant1": Survivor(
+        "EMPTY: tl.constexpr = EMPTY_64 if BITS.primitive_bitwidth == 65 else EMPTY_32",
+        "the interpreter never waits: every slot is full when it is read",
+    ),
     "split_kernels._collect.constant6": Survivor(
         "bits = tl.load(slots, volatile=False)",
         "volatile is for programs that run side by side: the interpreter runs one after another",
@@ -80,6 +84,16 @@ SURVIVORS: dict[str, Survivor] = {
         "x = tl.load(x_ptr + x_offset + cols, mask=mask, other=0.0)",
         "an eviction policy tells the caches what to keep: results are the same",
     ),
+    "split_kernels.rms_norm_backward_split_kernel.condition2": Survivor(
+        "if not (not RELOAD_ROWS):",
+        "what a loop carries into its first pass is read in none; its type matters to compiled kernels alone",
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always4": Survivor(
+        "if True:", "partial sums that nobody needs are made and not kept"
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always8": Survivor(
+        "if True:", "what is published again has the same bits"
+    ),
     "split_kernels.rms_norm_backward_split_kernel.always6": Survivor(
         "if True:", "a weight that is read again is the same weight"
     ),
@@ -93,17 +107,19 @@ SURVIVORS: dict[str, Survivor] = {
     "launch.module.constant5": Survivor(
         "remember = functools.lru_cache(maxsize=4097, typed=True)", "the size of a cache"
     ),
-    "launch.rms_norm_backward.boolean1": Survivor(
-        "if n_rows == 0 and (dx is None and dw is None):",
-        "an empty grid runs no program, and a launch without results writes nothing",
-    ),
     "launch.rms_norm_backward.constant3": Survivor(
         "finish = weight_gradient_config(dw_partial.shape[1], n_cols, gpu)",
         "another tile for the sum of partial rows is right as well",
     ),
-    "launch._launch_split.constant7": Survivor(
+    "launch._launch_split.constant8": Survivor(
         "_split_variant(*settings, publishes=True, collects=True).launch(n_groups * config.n_splits, tensors, integers)",  # noqa: E501
         "what is published again has the same bits",
+    ),
+    "launch._launch_split.constant4": Survivor(
+        "lead = tensors[1]", "the second tensor is x, on the device of the first"
+    ),
+    "launch._launch_split.condition3": Survivor(
+        "if not (resident < config.n_splits):", "only compiled kernels get here"
     ),
     "launch._launch_split.always2": Survivor(
         "if True: # programs run one after another: none may wait for a later one",
