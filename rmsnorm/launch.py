@@ -1,13 +1,14 @@
 """From tensors to launches: rows and strides, variant and tile, allocation, the kernel calls.
 
-What depends on settings and dtypes alone is computed once and remembered: a call does little more than allocate its
-results and launch.
+What depends on shapes, strides, dtypes and settings alone is a plan, made once and remembered: a call does little more
+than look it up, allocate its results and launch.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -40,35 +41,25 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def rows_and_stride(t: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """`t`, (..., n_cols), as rows that the kernels can address, and their stride in elements.
+def row_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """The stride in elements of the rows of an (..., n_cols) tensor, or None where the kernels cannot address them.
 
-    Rows with unit column stride whose leading dimensions collapse into one stride are used in place; others are
-    copied.
+    They can where columns lie side by side and the leading dimensions collapse into one stride.
     """
-    n_cols = t.shape[-1]
-    if t.is_contiguous():
-        return t, n_cols
-    if n_cols == 1 or t.stride(-1) == 1:
-        row_stride = _collapsed_stride(t.shape[:-1], t.stride()[:-1])
-        if row_stride is not None:
-            return t, row_stride
-    return t.contiguous(), n_cols
-
-
-def _collapsed_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
-    """The one stride by which a walk over all indices of `shape` advances, or None where there is none."""
-    row_stride = None
+    n_cols = shape[-1]
+    if n_cols != 1 and strides[-1] != 1:
+        return None
+    stride = None
     expected = 0
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size == 1:
+    for dimension_size, dimension_stride in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=True):
+        if dimension_size == 1:
             continue
-        if row_stride is None:
-            row_stride = stride
-        elif stride != expected:
+        if stride is None:
+            stride = dimension_stride
+        elif dimension_stride != expected:
             return None
-        expected = stride * size
-    return 0 if row_stride is None else row_stride
+        expected = dimension_stride * dimension_size
+    return n_cols if stride is None else stride
 
 
 def _stride_align(itemsize: int, *strides: int) -> int:
@@ -197,6 +188,103 @@ def _weight_gradient_variant(
     )
 
 
+class ForwardPlan(NamedTuple):
+    """One forward launch, of x itself or of a contiguous copy."""
+
+    copies_x: bool
+    variant: Variant
+    n_programs: int
+    integers: Integers
+
+
+class BackwardPlan(NamedTuple):
+    """One backward launch, of dy and x themselves or of contiguous copies: `variant` for tiles, `split` for split rows.
+
+    With tiles each program has a partial row of dw; split rows have no more than n_partials.
+    """
+
+    copies_dy: bool
+    copies_x: bool
+    variant: Variant | None
+    split: _SplitSettings | None
+    n_partials: int
+    integers: Integers
+
+
+_SplitSettings = tuple[SplitConfig, torch.dtype, torch.dtype | None, int, float, str, bool, int]
+
+
+@remember
+def _forward_plan(
+    shape: tuple[int, ...],
+    x_strides: tuple[int, ...],
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    eps: float,
+    offset: float,
+    casting_mode: str,
+    row_mode: bool | None,
+    config: ForwardConfig | None,
+) -> ForwardPlan:
+    n_rows, n_cols, itemsize = math.prod(shape[:-1]), shape[-1], dtype.itemsize
+    x_row_stride = row_stride(shape, x_strides)
+    copies_x = x_row_stride is None
+    if x_row_stride is None:
+        x_row_stride = n_cols
+    align = _stride_align(itemsize, x_row_stride)
+    if config is None:
+        config = forward_config(n_cols, itemsize, is_row_wise(n_rows, n_cols, row_mode), casting_mode)
+    variant = _forward_variant(config, dtype, w_dtype, n_cols, eps, offset, casting_mode, align)
+    return ForwardPlan(copies_x, variant, -(-n_rows // config.block_rows), (x_row_stride // align, n_rows))
+
+
+@remember
+def _backward_plan(
+    shape: tuple[int, ...],
+    dy_strides: tuple[int, ...],
+    x_strides: tuple[int, ...],
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    offset: float,
+    casting_mode: str,
+    needs_dx: bool,
+    needs_dw: bool,
+    row_mode: bool | None,
+    device: torch.device,
+    config: BackwardConfig | SplitConfig | None,
+) -> BackwardPlan:
+    n_rows, n_cols, itemsize = math.prod(shape[:-1]), shape[-1], dtype.itemsize
+    dy_row_stride, x_row_stride = row_stride(shape, dy_strides), row_stride(shape, x_strides)
+    copies = dy_row_stride is None, x_row_stride is None
+    if dy_row_stride is None:
+        dy_row_stride = n_cols
+    if x_row_stride is None:
+        x_row_stride = n_cols
+    align = _stride_align(itemsize, dy_row_stride, x_row_stride)
+    integers = (dy_row_stride // align, x_row_stride // align, n_rows)
+    if config is None:
+        row_wise = is_row_wise(n_rows, n_cols, row_mode)
+        gpu = processors(device)
+        if row_wise and needs_dx:
+            config = split_config(n_cols, itemsize, gpu)
+        if config is None:
+            config = backward_config(n_rows, n_cols, itemsize, row_wise, gpu)
+    if isinstance(config, SplitConfig):
+        settings = (config, dtype, w_dtype, n_cols, offset, casting_mode, needs_dw, align)
+        return BackwardPlan(*copies, None, settings, fewest_programs(n_rows, config.n_groups), integers)
+    variant = _backward_variant(config, dtype, w_dtype, n_cols, offset, casting_mode, needs_dx, needs_dw, align)
+    return BackwardPlan(*copies, variant, None, config.n_programs, integers)
+
+
+@remember
+def _weight_gradient_plan(
+    n_partials: int, n_cols: int, c_dtype: torch.dtype, w_dtype: torch.dtype, device: torch.device
+) -> tuple[Variant, int]:
+    """The launch that sums so many partial rows of dw, and its number of programs."""
+    config = weight_gradient_config(n_partials, n_cols, processors(device))
+    return _weight_gradient_variant(config, c_dtype, w_dtype, n_cols), -(-n_cols // config.block_cols)
+
+
 def rms_norm_forward(
     x: torch.Tensor,
     w: torch.Tensor | None,
@@ -212,22 +300,17 @@ def rms_norm_forward(
     x: (..., n_cols), any strides; w: (n_cols,) or None. `config` replaces the tile that the shape would get.
     """
     shape, dtype = tuple(x.shape), x.dtype  # new_empty takes twice as long over a torch.Size
-    n_cols = shape[-1]
     y = x.new_empty(shape)
     rstd = x.new_empty(shape[:-1], dtype=compute_dtype(dtype))
-    n_rows = rstd.numel()
-    if n_rows == 0:
+    if rstd.numel() == 0:
         return y, rstd
-    x, x_row_stride = rows_and_stride(x)
-    itemsize = dtype.itemsize
-    align = _stride_align(itemsize, x_row_stride)
     w_dtype = None
     if w is not None:
         w, w_dtype = w.contiguous(), w.dtype
-    if config is None:
-        config = forward_config(n_cols, itemsize, is_row_wise(n_rows, n_cols, row_mode), casting_mode)
-    variant = _forward_variant(config, dtype, w_dtype, n_cols, eps, offset, casting_mode, align)
-    variant.launch(-(-n_rows // config.block_rows), (x, w, y, rstd), (x_row_stride // align, n_rows))
+    plan = _forward_plan(shape, x.stride(), dtype, w_dtype, eps, offset, casting_mode, row_mode, config)
+    if plan.copies_x:
+        x = x.contiguous()
+    plan.variant.launch(plan.n_programs, (x, w, y, rstd), plan.integers)
     return y, rstd
 
 
@@ -249,48 +332,35 @@ def rms_norm_backward(
     dy, x: (..., n_cols), any strides; w: (n_cols,) or None; rstd: from the forward; dx: contiguous, and possibly dy
     itself. `config` replaces the tile and the program count that the shape would get.
     """
-    dtype, n_cols, n_rows = x.dtype, x.shape[-1], rstd.numel()
+    shape = tuple(x.shape)
+    n_cols = shape[-1]
     w_dtype = dw = dw_partial = None
     if w is not None:
         w, w_dtype = w.contiguous(), w.dtype
         dw = w.new_empty(n_cols) if needs_dw else None
-    if n_rows == 0 or (dx is None and dw is None):
+    if rstd.numel() == 0 or (dx is None and dw is None):
         return None if dw is None else dw.zero_()
-    x, x_row_stride = rows_and_stride(x)
-    dy, dy_row_stride = rows_and_stride(dy)
+    device, needs = x.device, (dx is not None, dw is not None)
+    plan = _backward_plan(
+        shape, dy.stride(), x.stride(), x.dtype, w_dtype, offset, casting_mode, *needs, row_mode, device, config
+    )
+    if plan.copies_dy:
+        dy = dy.contiguous()
+    if plan.copies_x:
+        x = x.contiguous()
     rstd = rstd.contiguous()
-    itemsize = dtype.itemsize
-    align = _stride_align(itemsize, dy_row_stride, x_row_stride)
-    integers = (dy_row_stride // align, x_row_stride // align, n_rows)
-    gpu = processors(x.device)
-    if config is None:
-        row_wise = is_row_wise(n_rows, n_cols, row_mode)
-        if row_wise and dx is not None:
-            config = split_config(n_cols, itemsize, gpu)
-        if config is None:
-            config = backward_config(n_rows, n_cols, itemsize, row_wise, gpu)
+    n_partials = plan.n_partials
     if dw is not None:
-        n_partials = min(config.n_groups, n_rows) if isinstance(config, SplitConfig) else config.n_programs
         dw_partial = rstd.new_empty((n_partials, n_cols))
     tensors = (dy, x, w, rstd, dx, dw_partial)
-    if isinstance(config, SplitConfig):
-        settings = (config, dtype, w_dtype, n_cols, offset, casting_mode, dw is not None, align)
-        n_groups = _launch_split(settings, tensors, integers)
-        dw_partial = None if dw_partial is None else dw_partial[:n_groups]
-    else:
-        variant = _backward_variant(
-            config, dtype, w_dtype, n_cols, offset, casting_mode, dx is not None, dw is not None, align
-        )
-        variant.launch(config.n_programs, tensors, integers)
-    if dw is not None and dw_partial is not None:
-        finish = weight_gradient_config(dw_partial.shape[0], n_cols, gpu)
-        _weight_gradient_variant(finish, rstd.dtype, dw.dtype, n_cols).launch(
-            -(-n_cols // finish.block_cols), (dw_partial, dw), (dw_partial.shape[0],)
-        )
+    if plan.split is not None:
+        n_partials = _launch_split(plan.split, tensors, plan.integers)
+    elif plan.variant is not None:
+        plan.variant.launch(n_partials, tensors, plan.integers)
+    if dw is not None:
+        finish, n_programs = _weight_gradient_plan(n_partials, n_cols, rstd.dtype, dw.dtype, device)
+        finish.launch(n_programs, (dw_partial, dw), (n_partials,))
     return dw
-
-
-_SplitSettings = tuple[SplitConfig, torch.dtype, torch.dtype | None, int, float, str, bool, int]
 
 
 def _launch_split(settings: _SplitSettings, tensors: Tensors, integers: Integers) -> int:

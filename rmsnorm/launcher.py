@@ -93,13 +93,9 @@ class Variant:
 
 
 def _key(device: int, pointers: list[int | None], integers: Integers) -> tuple[int, ...]:
-    alignment = 0
-    for pointer in pointers:
-        alignment = 2 * alignment + (pointer is not None and pointer % 16 == 0)
-    width = 0
-    for integer in integers:
-        width = 2 * width + (-0x80000000 <= integer < 0x80000000)
-    return device, alignment, width
+    aligned = [pointer is not None and pointer % 16 == 0 for pointer in pointers]
+    narrow = [-0x80000000 <= integer < 0x80000000 for integer in integers]
+    return device, *aligned, *narrow
 
 
 def _resident_programs(registers: int, shared_memory: int, num_warps: int, properties: Any) -> int:

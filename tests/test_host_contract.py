@@ -102,6 +102,8 @@ def test_a_tile_does_not_depend_on_the_number_of_rows(row_mode: bool, monkeypatc
 
     for name in ("_forward_variant", "_backward_variant"):
         monkeypatch.setattr(launch, name, variant)
+    for name in ("_forward_plan", "_backward_plan"):  # nothing is remembered of this
+        monkeypatch.setattr(launch, name, getattr(launch, name).__wrapped__)
     about = {"offset": 0.0, "casting_mode": "llama", "row_mode": row_mode}
     for n_rows in (1, 2, 3, 17, 1000):
         x = torch.ones(n_rows, 200)
@@ -180,6 +182,8 @@ def split_launches(n_cols: int, row_mode: bool | None, needs_dx: bool, needs_dw:
     about = {"offset": 0.0, "casting_mode": "llama", "row_mode": row_mode}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "processors", lambda device: H200)
+        for name in ("_backward_plan", "_weight_gradient_plan"):  # nothing is remembered of this
+            patch.setattr(launch, name, getattr(launch, name).__wrapped__)
         patch.setattr(launch, "_split_variant", split_variant)
         patch.setattr(launch.Variant, "launch", lambda *_: None)
         launch.rms_norm_backward(x, x, w, torch.ones(2), dx=dx, needs_dw=needs_dw, **about)

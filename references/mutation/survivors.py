@@ -107,10 +107,6 @@ SURVIVORS: dict[str, Survivor] = {
     "launch.module.constant5": Survivor(
         "remember = functools.lru_cache(maxsize=4097, typed=True)", "the size of a cache"
     ),
-    "launch.rms_norm_backward.constant3": Survivor(
-        "finish = weight_gradient_config(dw_partial.shape[1], n_cols, gpu)",
-        "another tile for the sum of partial rows is right as well",
-    ),
     "launch._launch_split.constant8": Survivor(
         "_split_variant(*settings, publishes=True, collects=True).launch(n_groups * config.n_splits, tensors, integers)",  # noqa: E501
         "what is published again has the same bits",
@@ -134,12 +130,9 @@ SURVIVORS: dict[str, Survivor] = {
     "launcher.Variant.launch.condition2": Survivor(
         "elif not (device == torch.cuda.current_device()):", "only compiled kernels get here"
     ),
-    "launcher._key.constant2": Survivor(
-        "alignment = 3 * alignment + (pointer is not None and pointer % 16 == 0)",
-        "base 3 tells the same patterns apart",
-    ),
     "launcher._key.comparison3": Survivor(
-        "width = 2 * width + (-0x80000000 < integer < 0x80000000)", "no stride and no number of rows is -2^31"
+        "narrow = [-0x80000000 < integer < 0x80000000 for integer in integers]",
+        "no stride and no number of rows is -2^31",
     ),
     "config._backward_tiles.comparison1": Survivor(
         "while num_stages >= 1 and (num_stages - 1) * tile_bytes + 2048 > processors.shared_memory:",
