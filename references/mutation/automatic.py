@@ -51,7 +51,7 @@ _SYMBOLS = {
 }
 
 _TILES, _HARD = "tests/test_tiles.py", "tests/test_hard_inputs.py"
-_LAUNCH, _HOST = "tests/test_launch.py", "tests/test_host_contract.py"
+_LAUNCH, _LAUNCHER, _HOST = "tests/test_launch.py", "tests/test_launcher.py", "tests/test_host_contract.py"
 # file → what is asked, in this order.
 ASKED = {
     "kernels": (STATIC, CELLS, _TILES, f"{_HARD}::test_guard_pages"),
@@ -62,13 +62,10 @@ ASKED = {
         f"{_HARD}::test_guard_pages",
         f"{_LAUNCH} -k split",
     ),
-    "launch": (_HOST, f"{_LAUNCH} -k in_place or idle", CELLS, f"{_HARD} -k layouts or alignment", _TILES),
-    "launcher": (_HOST, CELLS),
+    "launch": (_HOST, _LAUNCHER, f"{_LAUNCH} -k in_place or idle", CELLS, f"{_HARD} -k layouts or alignment", _TILES),
+    "launcher": (_LAUNCHER, _HOST, CELLS),
     "config": (f"{_LAUNCH} -k rule or shape or row_s_tile or another or fewest", _HOST, CELLS),
 }
-
-# Functions that run with compiled kernels alone: their mutants show on a GPU.
-COMPILED_ONLY = ("launcher.Variant._launch", "launcher.Variant.resident_programs", "launch._gpu")
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,6 @@ def _mutants_of(root: Path, stem: str) -> Iterator[Mutant]:
             edit.new,
             _line(text, edit),
             ASKED[stem][0],
-            gpu_only=f"{stem}.{edit.function}" in COMPILED_ONLY,
             equivalent=SURVIVORS[id].reason if id in SURVIVORS else None,
             at=edit.start,
             then=ASKED[stem][1:],

@@ -43,7 +43,7 @@ def run_mutants(
     if device == "auto":
         device = "cuda" if compiled_kernels() else "cpu"
     try:
-        selected = select_automatic(only, device) if automatic else catalogue.select(only, device)
+        selected = select_automatic(only) if automatic else catalogue.select(only, device)
     except KeyError as error:
         console.print(f"no mutant {error.args[0]!r}", style="red")
         return 2
@@ -67,10 +67,10 @@ def run_mutants(
     return 0 if all(result.as_expected for result in results) else 1
 
 
-def select_automatic(ids: list[str] | None, device: str) -> list[Mutant]:
-    """What the device can show of the sample, or the mutants with these ids. Raises KeyError for an unknown id."""
+def select_automatic(ids: list[str] | None) -> list[Mutant]:
+    """The sample, or the mutants with these ids. Raises KeyError for an unknown id."""
     if not ids:
-        return [mutant for mutant in rules.sample(runner.CHECKOUT) if device == "cuda" or not mutant.gpu_only]
+        return rules.sample(runner.CHECKOUT)
     by_id = {mutant.id: mutant for mutant in rules.every_mutant(runner.CHECKOUT)}
     return [by_id[id] for id in ids]
 

@@ -114,22 +114,6 @@ SURVIVORS: dict[str, Survivor] = {
     "launch._launch_split.constant4": Survivor(
         "lead = tensors[1]", "the second tensor is x, on the device of the first"
     ),
-    "launch._launch_split.condition3": Survivor(
-        "if not (resident < config.n_splits):", "only compiled kernels get here"
-    ),
-    "launch._launch_split.always2": Survivor(
-        "if True: # programs run one after another: none may wait for a later one",
-        "on a CPU kernels are always interpreted",
-    ),
-    "launch._launch_split.arithmetic3": Survivor(
-        "n_groups = fewest_programs(n_rows, min(config.n_groups, resident * config.n_splits))",
-        "only compiled kernels get here",
-    ),
-    "launch._launch_split.always3": Survivor("if True:", "only compiled kernels get here"),
-    "launcher.Variant.launch.always2": Survivor("elif True:", "only compiled kernels get here"),
-    "launcher.Variant.launch.condition2": Survivor(
-        "elif not (device == torch.cuda.current_device()):", "only compiled kernels get here"
-    ),
     "launcher._key.comparison3": Survivor(
         "narrow = [-0x80000000 < integer < 0x80000000 for integer in integers]",
         "no stride and no number of rows is -2^31",
@@ -137,5 +121,9 @@ SURVIVORS: dict[str, Survivor] = {
     "config._backward_tiles.comparison1": Survivor(
         "while num_stages >= 1 and (num_stages - 1) * tile_bytes + 2048 > processors.shared_memory:",
         "with one stage nothing is in flight",
+    ),
+    "launcher.Variant.resident_programs.constant2": Survivor(
+        "compiled = self._kernel.warmup(*tensors, *integers, *self._constants, grid=(2,), **self._options)",
+        "what is only compiled has no grid",
     ),
 }
