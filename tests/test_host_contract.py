@@ -53,6 +53,7 @@ def test_resident_programs_never_exceed_what_a_processor_grants() -> None:
     assert launcher._resident_programs(32, 228 * 1024, 4, h200) == 0
     assert launcher._resident_programs(32, 0, 32, h200) == 2 * 132
     assert launcher._resident_programs(16, 0, 32, h200) == 2 * 132  # by threads alone
+    assert launcher._resident_programs(16, 0, 1, h200) == 16 * 132  # half of what sm_90 allows, all of what sm_86 does
 
 
 def test_the_widest_fused_row_is_65536() -> None:

@@ -190,9 +190,10 @@ def test_split_rows_take_no_more_groups_than_are_resident(
     monkeypatch.setattr(launch, "_split_variant", lambda *_: variant)
     config = SplitConfig(4, 1, 64, 1, 1, 3, False, False)
     settings = (config, torch.float32, None, 256, 0.0, "llama", False, 1)
-    assert launch._launch_split(settings, (torch.ones(10, 256),), (256, 256, 10)) == n_groups
+    tensors = (torch.ones(10, 256), torch.ones(10, 256), None, torch.ones(10), torch.ones(10, 256), None)
+    assert launch._launch_split(settings, tensors, (256, 256, 10)) == n_groups
     assert programs == [4 * n_groups]
     variant.resident_programs = lambda tensors, integers: 3
     with pytest.raises(RuntimeError, match="holds 3 programs at once, a row needs 4"):
-        launch._launch_split(settings, (torch.ones(10, 256),), (256, 256, 10))
+        launch._launch_split(settings, tensors, (256, 256, 10))
     assert len(programs) == 1, "programs that wait for each other are not launched by halves"

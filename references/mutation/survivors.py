@@ -126,4 +126,20 @@ SURVIVORS: dict[str, Survivor] = {
         "compiled = self._kernel.warmup(*tensors, *integers, *self._constants, grid=(2,), **self._options)",
         "what is only compiled has no grid",
     ),
+    "launch._launch_split.arithmetic1": Survivor(
+        "_split_variant(*settings, publishes=True, collects=False).launch(n_groups + config.n_splits, tensors, integers)",  # noqa: E501
+        "some group publishes every row, whatever their number",
+    ),
+    "launcher._key.comparison2": Survivor(
+        "aligned = [pointer is not None and pointer % 16 != 0 for pointer in pointers]",
+        "it says of the same tensors that they are not what it said that they are; which are None is the variant's",
+    ),
+    "launcher._key.constant3": Survivor(
+        "narrow = [-2147483649 <= integer < 0x80000000 for integer in integers]",
+        "no stride and no number of rows is -2^31 - 1",
+    ),
+    "launcher._resident_programs.constant1": Survivor(
+        "warp_registers = -(-registers * properties.warp_size // 257) * 256",
+        "the quotients differ from 257 registers a thread on, and there are 255",
+    ),
 }
