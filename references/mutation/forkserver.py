@@ -89,12 +89,13 @@ def _outcome(scratch: Path, status: int, timed_out: bool) -> dict[str, Any]:
     at = stage.read_text() if stage.exists() else None
     if timed_out and at is not None:  # beyond the stages' own limits: it hangs where no signal reaches it
         return {"status": "killed", "stage": at, "kill": {"by": "timeout", "where": at, "text": "did not end in time"}}
+    path = scratch / "outcome.json"
+    written = json.loads(path.read_text()) if path.exists() else None
     if os.WIFSIGNALED(status) and at is not None:
         name = signal.Signals(os.WTERMSIG(status)).name
-        return {"status": "killed", "stage": at, "kill": {"by": "crash", "where": at, "text": name}}
-    path = scratch / "outcome.json"
-    if path.exists():
-        return json.loads(path.read_text())
+        return (written or {}) | {"status": "killed", "stage": at, "kill": {"by": "crash", "where": at, "text": name}}
+    if written is not None:
+        return written
     return {"status": "broken", "stage": at, "kill": {"by": "import error", "text": f"no outcome, status {status}"}}
 
 

@@ -127,6 +127,19 @@ MUTANTS = (
         "F29", _VARIANCE, "    variance = mean_square + tl.cast(eps, tl.float32)", "eps is a float32 in float64 kernels"
     ),
     _fault(
+        "F36",
+        _VARIANCE,
+        "    variance = mean_square + _round(tl.full((), eps, C_DTYPE), X_DTYPE)",
+        "eps is rounded to x's dtype",
+    ),
+    _fault(
+        "F38",
+        "_store_rows(y_ptr, rows, n_cols, cols, mask, y)\n    for",
+        "_store_rows(y_ptr, rows, n_cols, cols, row_mask[:, None] & (cols <= n_cols)[None, :], y)\n    for",
+        "a row of y is written one column too far",
+        HARD + "::test_guard_pages",
+    ),
+    _fault(
         "F30",
         "    if CASTING_MODE == NONE:\n        variance =",
         "    if CASTING_MODE == 99:\n        variance =",
