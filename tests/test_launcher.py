@@ -173,6 +173,9 @@ def test_what_a_gpu_grants(hip: str | None, monkeypatch: pytest.MonkeyPatch) -> 
     found = launch._gpu.__wrapped__(device)
     assert (found.count, found.shared_memory, found.cooperative) == (132, 227 * 1024, hip is None)
     assert launch.processors(torch.device("cpu")) == launch.INTERPRETER
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_gpu", lambda _: found)
+        assert launch.processors(device) == found
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=8))
     assert launch._gpu.__wrapped__(device).shared_memory == 64 * 1024, "where it does not say"
 

@@ -142,4 +142,5 @@ SURVIVORS: dict[str, Survivor] = {
         "warp_registers = -(-registers * properties.warp_size // 257) * 256",
         "the quotients differ from 257 registers a thread on, and there are 255",
     ),
+    "launch.row_stride.constant5": Survivor("expected = 1", "it is set with the first stride and read after it"),
 }
