@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-from tests.benchmarks import table  # noqa: E402
+from tests.benchmarks import aims, table  # noqa: E402
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -41,6 +41,40 @@ def test_the_page_is_what_its_command_makes() -> None:
     assert table.page(sources) == (DOCS / "performance.md").read_text(encoding="utf-8")
 
 
+def test_an_aim_names_its_worst_row_and_counts_those_that_reach_it() -> None:
+    ratios = {"a": 0.9, "b": 1.0, "c": 1.2}
+    assert str(aims.Aim("speed", 1.0, ratios)) == "| speed | ≥ 1.00 | 0.90 (a) | 2 of 3 |"
+    assert str(aims.Aim("cost", 1.1, ratios, at_least=False)) == "| cost | ≤ 1.10 | 1.20 (c) | 2 of 3 |"
+    assert str(aims.Aim("mean", 1.4, {"all": 1.28})) == "| mean | ≥ 1.40 | 1.28 | 0 of 1 |"
+
+
+def test_aims_are_measured_by_the_committed_figures() -> None:
+    infos = table.records(table.read([DOCS / "benchmark.json", DOCS / "growth.json"]))
+    times = table.speeds(infos)
+    found = {aim.name: aim for aim in (*aims.speed_aims(times), *aims.settings_aims(infos), *aims.host_aims(infos))}
+    shape = "4096×1024 bfloat16"
+    row = {p: info["kernel_us"] for (p, d), info in times[shape].items() if d == "backward"}
+    best = min(us for name, us in row.items() if name not in ("liger", "liger out of place"))
+    assert found["backward in place: best peer ÷ ours"].ratios[shape] == best / row["liger"]
+    assert found["backward out of place: best peer ÷ ours"].ratios[shape] == best / row["liger out of place"]
+    assert len(found["forward: best peer ÷ ours"].ratios) == len(times) == 23
+    assert set(found["forward: time a column beside 4096 columns"].ratios) == {
+        "4096×4104 bfloat16",
+        "4096×4100 float32",
+    }
+    shares = {name: len(aim.ratios) for name, aim in found.items() if "share" in name}
+    assert shares["forward: share of stream, 16 MB or more, up to 16,384 columns"] == 16
+    assert shares["backward: share of stream, 64 MB or more, up to 16,384 columns"] == 10
+    assert shares["backward: share of stream, 16 to 64 MB, up to 16,384 columns"] == 6
+    assert shares["forward: share of the floor, wider rows"] == 4
+    assert shares["backward: share of the floor, head sizes"] == 3
+    assert len(found["none ÷ llama"].ratios) == 46
+    assert len(found["backward of a frozen weight ÷ with dW"].ratios) == 23
+    host = {(i["provider"], i["direction"]): i["host_us"] for i in infos if "host_us" in i}
+    ratio = found["host time, forward + backward: ours ÷ torch.nn.RMSNorm"].ratios["all"]
+    assert ratio == host["liger", "full"] / host["torch.nn.RMSNorm", "full"]
+
+
 def test_growth_is_a_section_with_a_table_for_each_axis(grown: list[Path]) -> None:
     page = table.page(grown)
     assert "![microseconds against rows and columns](growth.svg)" in page
@@ -51,13 +85,19 @@ def test_growth_is_a_section_with_a_table_for_each_axis(grown: list[Path]) -> No
 
 def test_settings_are_a_section_with_a_row_for_each_shape(grown: list[Path]) -> None:
     assert "## Settings" not in table.page(grown)
+    assert "| gemma ÷ llama |" not in table.page(grown)
     run = json.loads(grown[1].read_text())
     for direction, llama in (("forward", 10.0), ("backward", 20.0)):
         about = {"n_rows": 16, "n_cols": 64, "dtype": "bfloat16", "direction": direction}
-        run["benchmarks"].append({"extra_info": {**about, "settings_us": {"llama": llama, "none": llama + 1}}})
+        settings = {"llama": llama, "gemma": llama, "none": llama + 1, "frozen weight": llama / 2}
+        run["benchmarks"].append({"extra_info": {**about, "settings_us": settings}})
     grown[1].write_text(json.dumps(run))
-    rows = ["| n_rows × n_cols | llama | none |", "|---|---|---|", "| 16×64 bfloat16 | 10.0/20.0 | 11.0/21.0 |"]
-    assert "\n".join(rows) in table.page(grown)
+    rows = ["| n_rows × n_cols | llama | gemma | none | frozen weight |", "|---|---|---|---|---|"]
+    rows.append("| 16×64 bfloat16 | 10.0/20.0 | 10.0/20.0 | 11.0/21.0 | 5.0/10.0 |")
+    page = table.page(grown)
+    assert "\n".join(rows) in page
+    assert "| none ÷ llama | ≤ 1.03 | 1.10 (16×64 bfloat16, forward) | 0 of 2 |" in page
+    assert "| backward of a frozen weight ÷ with dW | ≤ 1.00 | 0.50 | 1 of 1 |" in page
 
 
 def test_the_pictures_lie_beside_the_page(grown: list[Path], tmp_path: Path) -> None:

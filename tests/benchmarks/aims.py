@@ -157,6 +157,12 @@ def host_aims(infos: list[Info]) -> Iterator[Aim]:
             yield Aim(f"host time, {name}: ours ÷ {provider}", wanted, {"all": ratio}, False)
 
 
+def at_stream(times: Times) -> float:
+    """The geometric mean of best peer ÷ ours in the backward, if ours took what stream takes."""
+    infos = {shape: row["liger", "backward"] for shape, row in times.items()}
+    return geometric_mean([best_peer(times[shape], "backward") / info["stream_us"] for shape, info in infos.items()])
+
+
 def section(times: Times, infos: list[Info]) -> list[str]:
     """The page's lines."""
     aims = (*speed_aims(times), *settings_aims(infos), *host_aims(infos))
@@ -170,4 +176,6 @@ def section(times: Times, infos: list[Info]) -> list[str]:
         "| ratio | aim | worst row | reached |",
         "|---|---|---|---|",
         *(str(aim) for aim in aims if aim.ratios),
+        "",
+        f"A backward that took what stream takes in every row would be {at_stream(times):.2f} × the best peer of each.",
     ]

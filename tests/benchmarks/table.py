@@ -247,8 +247,10 @@ def picture(times: Times, path: Path) -> None:
 
 PROSE = """
 ```sh
-python3 -m pytest tests/benchmarks --benchmark-only --benchmark-json docs/benchmark.json
-python3 -m tests.benchmarks.table docs/benchmark.json docs/performance.md
+python3 -m pytest tests/benchmarks/test_rms_norm.py --benchmark-only --benchmark-json docs/benchmark.json
+python3 -m pytest tests/benchmarks/test_growth.py tests/benchmarks/test_settings.py --benchmark-only \\
+  --benchmark-json docs/growth.json
+python3 -m tests.benchmarks.table docs/benchmark.json docs/growth.json docs/performance.md
 ```
 
 Kernel time of one call in microseconds, forward / backward with dW: the sum over its kernels as the profiler sees them,
