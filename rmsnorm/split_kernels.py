@@ -33,8 +33,7 @@ def _publish(exchange_ptr, row, split, value, N_SPLITS: tl.constexpr):
 @triton.jit
 def _collect(exchange_ptr, row, C_DTYPE: tl.constexpr, N_SPLITS: tl.constexpr):
     """The sum over all slices, once every slot of the row is filled."""
-    BITS: tl.constexpr = exchange_ptr.dtype.element_ty
-    EMPTY: tl.constexpr = EMPTY_64 if BITS.primitive_bitwidth == 64 else EMPTY_32
+    EMPTY: tl.constexpr = EMPTY_64 if exchange_ptr.dtype.element_ty == tl.int64 else EMPTY_32
     slots = exchange_ptr + row * N_SPLITS + tl.arange(0, N_SPLITS)
     bits = tl.load(slots, volatile=True)
     while tl.max((bits == EMPTY).to(tl.int32), axis=0) != 0:

@@ -63,11 +63,7 @@ SURVIVORS: dict[str, Survivor] = {
     "split_kernels.module.constant2": Survivor(
         "EMPTY_64 = tl.constexpr(9223335398636248750)", "any pattern of a NaN can say that a slot is empty"
     ),
-    "split_kernels._collect.constant1": Survivor(
-        "EMPTY: tl.constexpr = EMPTY_64 if BITS.primitive_bitwidth == 65 else EMPTY_32",
-        "the interpreter never waits: every slot is full when it is read",
-    ),
-    "split_kernels._collect.constant6": Survivor(
+    "split_kernels._collect.constant5": Survivor(
         "bits = tl.load(slots, volatile=False)",
         "volatile is for programs that run side by side: the interpreter runs one after another",
     ),
