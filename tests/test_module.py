@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from rmsnorm import LigerRMSNorm, launch
+from rmsnorm import LigerRMSNorm, launch, liger_rms_norm
 
 H = 8
 GEMMA: dict[str, Any] = {"eps": 1e-5, "offset": 1.0, "casting_mode": "gemma", "init_fn": "zeros", "in_place": False}
@@ -50,6 +50,18 @@ def test_deepcopy_pickle_and_save_keep_weight_and_settings(settings: dict[str, A
         assert settings_of(other) == settings_of(module)
         assert torch.equal(other(x), module(x))
         assert module.weight is None or other.weight is not module.weight
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"eps": 0.5}, {"offset": 0.5}, {"casting_mode": "gemma"}, {"casting_mode": "none"}], ids=str
+)
+def test_every_setting_reaches_the_function(settings: dict[str, Any]) -> None:
+    module = noisy(dtype=torch.bfloat16, **settings)
+    x = torch.randn(16, H, dtype=torch.bfloat16)
+    about = {"eps": 1e-6, "offset": 0.0, "casting_mode": "llama", **settings}
+    assert torch.equal(module(x), liger_rms_norm(x, module.weight, **about))
+    if settings:
+        assert not torch.equal(module(x), liger_rms_norm(x, module.weight, 1e-6))
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -230,7 +230,7 @@ MUTANTS = (
         "H23",
         CONFIG,
         "fewest_programs(-(-n_rows // config.block_rows), config",
-        "fewest_programs(max(1, n_rows // config.block_rows), config",
+        "fewest_programs(n_rows // config.block_rows, config",
         "the last tile has no program",
         TEST_LAUNCH + " -k every_shape",
     ),
