@@ -52,7 +52,7 @@ def test_cases_reach_every_kernel_and_layout() -> None:
     row_wise = [case for case in cases if is_row_wise(case.n_rows, case.shape[-1], case.row_mode)]
     itemsize = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
     split = [case for case in row_wise if split_config(case.shape[-1], itemsize[case.dtype], H200)]
-    assert {case.dtype for case in split} == {"float16", "bfloat16", "float32"}
+    assert {case.dtype for case in split} == {"float16", "bfloat16", "float32", "float64"}
 
 
 @pytest.mark.interpret
