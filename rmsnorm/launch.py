@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from rmsnorm import kernels, split_kernels
+from rmsnorm.checks import compute_dtype
 from rmsnorm.config import (
     BackwardConfig,
     ForwardConfig,
@@ -34,11 +35,6 @@ CASTING_MODES = {"llama": kernels.LLAMA.value, "gemma": kernels.GEMMA.value, "no
 INTERPRETER = Processors(count=4, shared_memory=96 * 1024, cooperative=True)
 
 remember = functools.lru_cache(maxsize=4096, typed=True)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, float32 for every other dtype of x."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def row_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:

@@ -17,6 +17,10 @@ from triton.runtime import driver
 
 # Read once, as @triton.jit does: in one process the kernels are either compiled or interpreted.
 INTERPRETED = bool(knobs.runtime.interpret)
+if INTERPRETED:
+    from rmsnorm import interpreter
+
+    interpreter.correct_casts()
 
 Tensors = tuple[torch.Tensor | None, ...]
 Integers = tuple[int, ...]
@@ -41,7 +45,8 @@ class Variant:
         assert lead is not None
         device = lead.get_device()
         if INTERPRETED:
-            self._kernel[(n_programs,)](*tensors, *integers, *self._constants)
+            with interpreter.LAUNCHES:
+                self._kernel[(n_programs,)](*tensors, *integers, *self._constants)
         elif device == torch.cuda.current_device():
             self._launch(device, n_programs, tensors, integers)
         else:  # Triton launches on the current device

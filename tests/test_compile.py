@@ -160,7 +160,7 @@ def test_opcheck(device: str, operator: str, layout: str) -> None:
     dy = torch.randn(2, 3, H, device=device, dtype=torch.bfloat16)
     for w in (torch.randn(H, device=device), None):
         _, rstd = ops.rms_norm_forward(x, w, 1e-3, 0.5, "llama", None)
-        shared = (x, w, rstd, 0.5, "llama", None)
+        shared = (x, w, rstd, 1e-3, 0.5, "llama", None)
         if operator == "forward":
             torch.library.opcheck(ops.rms_norm_forward, (x, w, 1e-3, 0.5, "llama", None))
         elif operator == "backward_":  # only contiguous dy is written

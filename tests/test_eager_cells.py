@@ -30,7 +30,7 @@ def test_operators_return_the_dtype_that_they_declare(monkeypatch: pytest.Monkey
     monkeypatch.setattr(launch, "INTERPRETED", False)
     x, w = torch.ones(3, 8, dtype=torch.bfloat16), torch.ones(8, dtype=torch.float16)
     y, rstd = ops.forward(x, w, 1e-6, 0.0, "llama", None)
-    dx, dw = ops.backward(x, x, w, rstd, 0.0, "llama", None, True, True)
+    dx, dw = ops.backward(x, x, w, rstd, 1e-6, 0.0, "llama", None, True, True)
     assert [t.dtype for t in (y, rstd, dx, dw)] == [torch.bfloat16, torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -41,12 +41,3 @@ def test_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "INTERPRETED", False)
     verdict = conformance.check(implementation.load("rmsnorm:liger_rms_norm"), case)
     assert verdict.status == "pass", "\n".join(map(str, verdict.findings))
-    if case.in_place and verdict.case.dy_layout == "contiguous" and case.data == "normal":
-        x, dy = (implementation.arrays.to_torch(a) for a in (cases.make_inputs(case).x, cases.make_inputs(case).dy))
-        import torch
-
-        from rmsnorm import liger_rms_norm
-
-        x.requires_grad_()
-        (dx,) = torch.autograd.grad(liger_rms_norm(x, None, case.eps, in_place=True), x, dy)
-        assert dx.data_ptr() == dy.data_ptr()

@@ -56,7 +56,7 @@ def test_one_typed_error_before_any_launch(
 
 def backward(dy: torch.Tensor, x: torch.Tensor = X, rstd: torch.Tensor | None = None) -> Callable[[], object]:
     rstd = torch.ones(2) if rstd is None else rstd
-    return lambda: torch.ops.rmsnorm.rms_norm_backward(dy, x, W, rstd, 0.0, "llama", None, True, True)
+    return lambda: torch.ops.rmsnorm.rms_norm_backward(dy, x, W, rstd, 1e-6, 0.0, "llama", None, True, True)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def backward(dy: torch.Tensor, x: torch.Tensor = X, rstd: torch.Tensor | None = 
         (backward(X, rstd=torch.ones(2).double()), TypeError, "float32.*float64"),
         (
             lambda: torch.ops.rmsnorm.rms_norm_backward_(
-                torch.ones(8, 2).t(), X, W, torch.ones(2), 0.0, "llama", None, True
+                torch.ones(8, 2).t(), X, W, torch.ones(2), 1e-6, 0.0, "llama", None, True
             ),
             ValueError,
             "contiguous",

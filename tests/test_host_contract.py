@@ -231,7 +231,7 @@ def test_rstd_on_another_device_is_an_error() -> None:
     x, w = torch.ones(2, 8), torch.ones(8)
     rstd = torch.ones(2, device="meta")
     with pytest.raises(ValueError, match="RSTD on meta"):
-        torch.ops.rmsnorm.rms_norm_backward(x, x, w, rstd, 0.0, "llama", None, True, True)
+        torch.ops.rmsnorm.rms_norm_backward(x, x, w, rstd, 1e-6, 0.0, "llama", None, True, True)
 
 
 @pytest.mark.parametrize("name", ["x", "w"])
@@ -241,26 +241,3 @@ def test_an_input_that_was_overwritten_is_noticed_by_the_backward(name: str) -> 
     leaves[name].detach().mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-
-
-@pytest.mark.parametrize("in_place", [True, False])
-def test_the_module_passes_in_place_on(in_place: bool) -> None:
-    x, dy = torch.ones(2, 8, requires_grad=True), torch.ones(2, 8)
-    (dx,) = torch.autograd.grad(LigerRMSNorm(8, in_place=in_place)(x), x, dy)
-    assert (dx.data_ptr() == dy.data_ptr()) == in_place
-
-
-def test_a_weight_that_is_the_gradient_stays() -> None:
-    w = torch.randn(8, generator=torch.Generator().manual_seed(0))
-    x, before = torch.ones(1, 8, requires_grad=True), w.clone()
-    torch.autograd.grad(liger_rms_norm(x, w, 0.7, in_place=True), x, w.view(1, 8))
-    assert torch.equal(w, before)
-
-
-def test_an_inference_tensor_is_never_overwritten() -> None:
-    x = torch.ones(2, 8, requires_grad=True)
-    with torch.inference_mode():
-        dy = torch.ones(2, 8)
-    (dx,) = torch.autograd.grad(liger_rms_norm(x, None, 0.7, in_place=True), x, dy)
-    assert dx.data_ptr() != dy.data_ptr()
-    assert torch.equal(dy, torch.ones(2, 8))

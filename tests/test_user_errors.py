@@ -83,9 +83,9 @@ def test_a_cotangent_that_does_not_fit(dy: torch.Tensor, error: type[Exception],
     x, w = torch.ones(2, H), torch.ones(H)
     _, rstd = ops.rms_norm_forward(x, w, 1e-6, 0.0, "llama", None)
     with pytest.raises(error, match=message):
-        ops.rms_norm_backward(dy, x, w, rstd, 0.0, "llama", None, True, True)
+        ops.rms_norm_backward(dy, x, w, rstd, 1e-6, 0.0, "llama", None, True, True)
     with pytest.raises(error, match=message):
-        ops.rms_norm_backward_(dy, x, w, rstd, 0.0, "llama", None, True)
+        ops.rms_norm_backward_(dy, x, w, rstd, 1e-6, 0.0, "llama", None, True)
     assert dy.is_meta or torch.equal(dy, torch.ones_like(dy))  # nothing was written
 
 
@@ -105,4 +105,4 @@ def test_columns_strided_dy_is_not_overwritten() -> None:
     _, rstd = ops.rms_norm_forward(x, None, 1e-6, 0.0, "llama", None)
     dy = torch.randn(2, 2 * H)[:, ::2]
     with pytest.raises(ValueError, match="dY must be contiguous to be overwritten, got shape"):
-        ops.rms_norm_backward_(dy, x, None, rstd, 0.0, "llama", None, False)
+        ops.rms_norm_backward_(dy, x, None, rstd, 1e-6, 0.0, "llama", None, False)

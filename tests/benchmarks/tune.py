@@ -34,7 +34,7 @@ from unittest.mock import patch
 import torch
 import triton
 
-from rmsnorm import launch
+from rmsnorm import checks, launch
 from rmsnorm.config import BackwardConfig, ForwardConfig, Processors, SplitConfig, WeightGradientConfig
 from rmsnorm.launcher import Variant
 from tests.benchmarks.candidates import DTYPES, Config, Entry, Target, candidates, configuration, present, targets
@@ -114,7 +114,7 @@ class Problem:
         random = functools.partial(torch.randn, generator=generator, device=DEVICE, dtype=dtype)
         if target.direction == "finish":  # integers whose sums are exact
             integers = torch.randint(-(2**12), 2**12, shape, generator=generator, device=DEVICE)
-            self.partials = integers.to(launch.compute_dtype(dtype))
+            self.partials = integers.to(checks.compute_dtype(dtype))
             self.dw = torch.empty(target.n_cols, device=DEVICE, dtype=dtype)
             return
         self.x, self.w = random(shape), random(target.n_cols)
@@ -258,9 +258,9 @@ def compile_candidate(target: Target, config: Config, processors: Processors) ->
         if isinstance(config, ForwardConfig):
             launch.rms_norm_forward(x, w, eps=EPS, config=config, **settings(target))
         elif isinstance(config, WeightGradientConfig):
-            finish(config, x.to(launch.compute_dtype(dtype)), w)
+            finish(config, x.to(checks.compute_dtype(dtype)), w)
         else:
-            rstd = torch.empty(target.n_rows, dtype=launch.compute_dtype(dtype), device="meta")
+            rstd = torch.empty(target.n_rows, dtype=checks.compute_dtype(dtype), device="meta")
             dx = torch.empty_like(x)
             launch.rms_norm_backward(x, x, w, rstd, dx=dx, needs_dw=True, config=config, **settings(target))
 
