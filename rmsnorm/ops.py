@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import torch
 
-from rmsnorm import eager, launch
+from rmsnorm import eager
 from rmsnorm.checks import check_backward, check_forward
-from rmsnorm.config import MAX_FUSED_COLS
+from rmsnorm.fused import launch, plans
+from rmsnorm.fused.tiles import MAX_FUSED_COLS
 
 _LIBRARY = torch.library.Library("rmsnorm", "DEF")
 _BACKWARD_ARGUMENTS = "Tensor x, Tensor? w, Tensor rstd, float offset, str casting_mode, bool? row_mode"
@@ -48,7 +49,7 @@ def _forward(
         eps=eps,
         offset=offset,
         casting_mode=casting_mode,
-        c_dtype=launch.compute_dtype(x.dtype),
+        c_dtype=plans.compute_dtype(x.dtype),
     )
     return y, rstd
 
@@ -152,7 +153,7 @@ def _forward_fake(
     row_mode: bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_forward(x, w, eps, offset, casting_mode)
-    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=launch.compute_dtype(x.dtype))
+    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=plans.compute_dtype(x.dtype))
 
 
 def _backward_fake(
