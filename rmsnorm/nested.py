@@ -20,5 +20,10 @@ def map_values(function: Callable[..., torch.Tensor], x: Any, *arguments: Any) -
         raise ValueError(f"X must have a last dimension of one length, got a nested tensor of shape {tuple(x.shape)}")
     values = function(x.values(), *arguments)
     return torch.nested.nested_tensor_from_jagged(
-        values, x.offsets(), x.lengths(), jagged_dim=ragged, min_seqlen=x._maybe_min_seqlen, max_seqlen=x._maybe_max_seqlen
+        values,
+        x.offsets(),
+        x.lengths(),
+        jagged_dim=ragged,
+        min_seqlen=x._maybe_min_seqlen,
+        max_seqlen=x._maybe_max_seqlen,
     )

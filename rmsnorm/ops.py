@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from rmsnorm import eager, launch
+from rmsnorm import eager
 from rmsnorm.checks import check_backward, check_forward, compute_dtype
-from rmsnorm.config import MAX_FUSED_COLS
+from rmsnorm.fused import launch
+from rmsnorm.fused.tiles import MAX_FUSED_COLS
 
 _LIBRARY = torch.library.Library("rmsnorm", "DEF")
 _SETTINGS = "float eps, float offset, str casting_mode, bool? row_mode"
@@ -56,9 +57,9 @@ def _backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, 
     dx: torch.Tensor | None
     if _uses_kernels(x):
         dx = x.new_empty(x.shape) if needs_dx else None
-        dw = _launch_backward(dy, x, w, rstd, *settings, dx, needs_dw)
+        dw = _launch_backward(dy, x, w, rstd, settings, dx, needs_dw)
     else:
-        dx, dw = _eager_backward(dy, x, w, rstd, *settings, needs_dx, needs_dw)
+        dx, dw = _eager_backward(dy, x, w, rstd, settings, needs_dx, needs_dw)
     return _or_empty(dx, x), _or_empty(dw, x)
 
 
@@ -68,9 +69,9 @@ def _backward_(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor,
     if not dy.is_contiguous():
         raise ValueError(f"dY must be contiguous to be overwritten, got shape {dy.shape}, strides {dy.stride()}")
     if _uses_kernels(x):
-        dw = _launch_backward(dy, x, w, rstd, *settings, dy, needs_dw)
+        dw = _launch_backward(dy, x, w, rstd, settings, dy, needs_dw)
     else:
-        dx, dw = _eager_backward(dy, x, w, rstd, *settings, True, needs_dw)
+        dx, dw = _eager_backward(dy, x, w, rstd, settings, True, needs_dw)
         dy.copy_(dx)  # type: ignore[arg-type]
     return _or_empty(dw, x)
 
@@ -80,15 +81,13 @@ def _launch_backward(
     x: torch.Tensor,
     w: Weight,
     rstd: torch.Tensor,
-    eps: float,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
+    settings: list[Any],
     dx: torch.Tensor | None,
     needs_dw: bool,
 ) -> torch.Tensor | None:
-    settings: dict[str, Any] = {"offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
-    return launch.rms_norm_backward(dy, x, w, rstd, **settings, dx=dx, needs_dw=bool(needs_dw))
+    _, offset, casting_mode, row_mode = settings
+    about: dict[str, Any] = {"offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
+    return launch.rms_norm_backward(dy, x, w, rstd, **about, dx=dx, needs_dw=bool(needs_dw))
 
 
 def _eager_backward(
@@ -96,17 +95,15 @@ def _eager_backward(
     x: torch.Tensor,
     w: Weight,
     rstd: torch.Tensor,
-    eps: float,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
+    settings: list[Any],
     needs_dx: bool,
     needs_dw: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    # Contiguous copies: an eager reduction orders its additions by the strides, and so would its bits.
+    _, offset, casting_mode, _ = settings
+    about: dict[str, Any] = {"offset": offset, "casting_mode": casting_mode}
     needs: dict[str, Any] = {"needs_dx": bool(needs_dx), "needs_dw": bool(needs_dw)}
-    tensors = (dy.contiguous(), x.contiguous(), w, rstd)
-    return eager.rms_norm_backward(*tensors, offset=offset, casting_mode=casting_mode, **needs)
+    # Contiguous copies: an eager reduction orders its additions by the strides, and so would its bits.
+    return eager.rms_norm_backward(dy.contiguous(), x.contiguous(), w, rstd, **about, **needs)
 
 
 def _or_empty(gradient: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:

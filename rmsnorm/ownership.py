@@ -95,7 +95,9 @@ def _exclusive_counts() -> frozenset[Counts]:
     shared: set[Counts] = set()
     kept: list[Any] = []
 
-    def gradient(found: set[Counts], end: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], hold: Any = None) -> None:
+    def gradient(
+        found: set[Counts], end: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], hold: Any = None
+    ) -> None:
         counts: list[Counts] = []
         x = torch.zeros(2, 2, device="cpu", dtype=torch.float32, requires_grad=True)
         y = _Probe.apply(x * 1.0, counts)
@@ -113,7 +115,12 @@ def _exclusive_counts() -> frozenset[Counts]:
     def residual(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return (x + y) * 2.0
 
-    modes = (_disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad())
+    modes = (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    )
     with modes[0], modes[1], modes[2], modes[3]:
         for end in (whole, viewed):
             gradient(exclusive, end)

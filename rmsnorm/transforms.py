@@ -1,8 +1,9 @@
 """RMSNorm for torch.func, dual numbers, torch.jit.trace and MaskedTensors: a composition of PyTorch operations.
 
 vmap, grad, jvp and their compositions differentiate this composition to any order, where the operators and their fused
-kernels know one derivative; a recorded program holds it instead of an operator that only this package knows. Values are those of the casting mode, bit for bit those of `rmsnorm.eager`; derivatives
-take every rounding as the identity and RSTD where it was rounded to, as the operators' backward does.
+kernels know one derivative; a recorded program holds it instead of an operator that only this package knows. Values are
+those of the casting mode, bit for bit those of `rmsnorm.eager`; derivatives take every rounding as the identity and
+RSTD where it was rounded to, as the operators' backward does.
 """
 
 from __future__ import annotations
