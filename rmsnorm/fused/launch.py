@@ -65,8 +65,8 @@ def rms_norm_backward(
     """Write dx, unless it is None, and give dw, (n_cols,) in w's dtype, or None where it is not needed.
 
     dy, x: (..., n_cols), any strides; w: (n_cols,) or None; rstd: from the forward; dx: contiguous, and possibly dy
-    itself. `config` replaces the tile and the program count that the shape would get. `records` puts the launches into the
-    graph that torch.compile is making, which holds no cooperative launch: rows that are split cannot be recorded.
+    itself. `config` replaces the tile and the program count that the shape would get. `records` puts the launches into
+    the graph that torch.compile is making, which holds no cooperative launch: rows that are split cannot be recorded.
     """
     shape = tuple(x.shape)
     n_cols = shape[-1]
