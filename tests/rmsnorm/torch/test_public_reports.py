@@ -1,6 +1,7 @@
 """Public bug reports about other RMSNorm kernels: their smallest inputs with the right values.
 
-docs/public_reports.md maps every report to a test, here or of its kind. Values are exact to the digits printed.
+docs/results/public_reports.md maps every report to a test, here or of its kind. Values are exact to the digits
+printed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rmsnorm import LigerRMSNorm, liger_rms_norm  # noqa: E402
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 ROOT = Path(__file__).parents[3]
-DOCUMENT = ROOT / "docs" / "public_reports.md"
+DOCUMENT = ROOT / "docs/results/public_reports.md"
 
 
 def results(
