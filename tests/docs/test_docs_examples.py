@@ -1,4 +1,4 @@
-"""Every Python block of the README and of docs/use/pytorch.md runs as it stands, where its needs are met.
+"""Every Python block of the README and of docs/use runs as it stands, where its needs are met.
 
 The blocks of a page run one after the other in one process, as a reader runs them: without Triton's interpreter, on a
 CPU unless they say otherwise. A comment above a block names what it needs.
@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/use/pytorch.md")
+PAGES = ("README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs/use").glob("*.md")))
 TWO_PROCESSES = "two processes: torchrun --nproc-per-node 2"
-NEEDS = ("", "transformers", "two GPUs", TWO_PROCESSES)
+ONNX = "onnxscript, onnxruntime"
+NEEDS = ("", "transformers", "two GPUs", ONNX, TWO_PROCESSES)
 
 pytestmark = pytest.mark.torch
 
@@ -51,8 +52,15 @@ def test_blocks_of_a_page(page: str, tmp_path: Path) -> None:
 @pytest.mark.hf
 def test_blocks_with_transformers(tmp_path: Path) -> None:
     pytest.importorskip("kernels")
-    assert len(blocks("docs/use/pytorch.md", "transformers")) == 2
-    run("\n".join(blocks("docs/use/pytorch.md", "", "transformers")), tmp_path)
+    assert len(blocks("docs/use/models.md", "transformers")) == 2
+    run("\n".join(blocks("docs/use/models.md", "", "transformers")), tmp_path)
+
+
+def test_blocks_with_onnx(tmp_path: Path) -> None:
+    for module in ONNX.split(", "):
+        pytest.importorskip(module)
+    assert len(blocks("docs/use/pytorch.md", ONNX)) == 1
+    run("\n".join(blocks("docs/use/pytorch.md", "", ONNX)), tmp_path)
 
 
 @pytest.mark.multigpu
