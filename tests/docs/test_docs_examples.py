@@ -1,4 +1,4 @@
-"""Every Python block of the README and of docs/use runs as it stands, where its needs are met.
+"""Every Python block of the README, of docs/use and of the judge's reference page runs, where its needs are met.
 
 The blocks of a page run one after the other in one process, as a reader runs them: without Triton's interpreter, on a
 CPU unless they say otherwise. A comment above a block names what it needs.
@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs/use").glob("*.md")))
+USE = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs/use").glob("*.md"))
+PAGES = ("README.md", *USE, "docs/judge/python.md")
 TWO_PROCESSES = "two processes: torchrun --nproc-per-node 2"
 ONNX = "onnxscript, onnxruntime"
 NEEDS = ("", "transformers", "two GPUs", ONNX, TWO_PROCESSES)

@@ -208,7 +208,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 
 def test_the_document_is_the_table_of_its_results() -> None:
     results = sorted((ROOT / "docs/results/data").glob("peers*.json"))
-    text = (ROOT / "docs/judge/peers.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/results/peers.md").read_text(encoding="utf-8")
     assert results and table.markdown([table.read(path) for path in results]) in text
 
 
