@@ -233,7 +233,8 @@ def _forward_plan(
         x_row_stride = n_cols
     align = _stride_align(itemsize, x_row_stride)
     if config is None:
-        config = forward_config(n_cols, itemsize, is_row_wise(n_rows, n_cols, row_mode), casting_mode)
+        row_wise = is_row_wise("forward", n_cols, itemsize, row_mode)
+        config = forward_config(n_cols, itemsize, row_wise, casting_mode)
     variant = _forward_variant(config, dtype, w_dtype, n_cols, eps, offset, casting_mode, align)
     return ForwardPlan(copies_x, variant, -(-n_rows // config.block_rows), (x_row_stride // align, n_rows))
 
@@ -263,7 +264,7 @@ def _backward_plan(
     align = _stride_align(itemsize, dy_row_stride, x_row_stride)
     integers = (dy_row_stride // align, x_row_stride // align, n_rows)
     if config is None:
-        row_wise = is_row_wise(n_rows, n_cols, row_mode)
+        row_wise = is_row_wise("backward", n_cols, itemsize, row_mode)
         gpu = processors(device)
         if row_wise and needs_dx:
             config = split_config(n_cols, itemsize, gpu)

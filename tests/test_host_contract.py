@@ -84,6 +84,7 @@ def test_an_entry_of_one_casting_mode_is_for_that_one_alone(
     ]
     (tmp_path / "tuned.json").write_text(json.dumps({"entries": entries[::order]}))
     monkeypatch.setattr(config.resources, "files", lambda _: tmp_path)
+    monkeypatch.setattr(config, "_tuned", config._tuned.__wrapped__)
     table = config._table.__wrapped__()
     monkeypatch.setattr(config, "_table", lambda: table)
     warps = {
@@ -92,8 +93,11 @@ def test_an_entry_of_one_casting_mode_is_for_that_one_alone(
     assert warps == {"llama": 4, "gemma": 4, "none": 2}
 
 
-@pytest.mark.parametrize("row_mode", [True, False])
-def test_a_tile_does_not_depend_on_the_number_of_rows(row_mode: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n_cols", [64, 200, 1000, 4096])
+@pytest.mark.parametrize("row_mode", [None, True, False])
+def test_a_tile_does_not_depend_on_the_number_of_rows(
+    row_mode: bool | None, n_cols: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Few rows in a hundred differ by another order of additions: a test of bits would need many.
     seen: list[Any] = []
 
@@ -106,11 +110,12 @@ def test_a_tile_does_not_depend_on_the_number_of_rows(row_mode: bool, monkeypatc
     for name in ("_forward_plan", "_backward_plan"):  # nothing is remembered of this
         monkeypatch.setattr(launch, name, getattr(launch, name).__wrapped__)
     about = {"offset": 0.0, "casting_mode": "llama", "row_mode": row_mode}
-    for n_rows in (1, 2, 3, 17, 1000):
-        x = torch.ones(n_rows, 200)
+    for n_rows in (1, 2, 3, 17, 1000, 10**6):
+        x = torch.empty(n_rows, n_cols, device="meta")
+        monkeypatch.setattr(launch, "processors", lambda _: H200)
         _, rstd = launch.rms_norm_forward(x, None, eps=0.5, **about)
         launch.rms_norm_backward(x, x, None, rstd, dx=torch.empty_like(x), needs_dw=False, **about)
-    assert len(seen) == 10
+    assert len(seen) == 12
     assert len(set(seen)) == 2, "one tile forward, one backward"
 
 
@@ -119,7 +124,8 @@ def test_no_program_is_launched_for_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     programs: list[int] = []
     monkeypatch.setattr(launcher.Variant, "launch", lambda self, n_programs, *_: programs.append(n_programs))
     x, w = torch.ones(7, 100), torch.ones(100)
-    _, rstd = launch.rms_norm_forward(x, w, eps=0.5, offset=0.0, casting_mode="llama")
+    rows = config.ForwardConfig(1, 128, 1, 1)
+    _, rstd = launch.rms_norm_forward(x, w, eps=0.5, offset=0.0, casting_mode="llama", config=rows)
     tiles = BackwardConfig(2, 128, 1, 1, 3, False)
     launch.rms_norm_backward(
         x, x, w, rstd, offset=0.0, casting_mode="llama", dx=torch.empty_like(x), needs_dw=True, config=tiles

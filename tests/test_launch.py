@@ -114,12 +114,36 @@ def test_partials_of_idle_programs_are_never_read(device: str, monkeypatch: pyte
     problem.assert_right(dx=dx, dw=dw)
 
 
-def test_the_variant_rule_is_the_profile_s() -> None:
-    assert not config.is_row_wise(4096 * 8, 256, None)
-    assert config.is_row_wise(4096 * 8 - 1, 256, None)
-    assert config.is_row_wise(4096 * 8, 257, None)
-    assert config.is_row_wise(10**6, 64, True)
-    assert not config.is_row_wise(1, 8192, False)
+def test_the_variant_rule_goes_by_columns_and_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    widest = {("forward", 2): 512, ("backward", 2): 1024, ("forward", 4): 256}
+    monkeypatch.setattr(config, "_block_wise_max_cols", lambda: widest)
+    for (direction, itemsize), n_cols in widest.items():
+        assert not config.is_row_wise(direction, 1, itemsize, None)
+        assert not config.is_row_wise(direction, n_cols, itemsize, None)
+        assert config.is_row_wise(direction, n_cols + 1, itemsize, None)
+        assert config.is_row_wise(direction, 1, itemsize, True)
+        assert not config.is_row_wise(direction, n_cols + 1, itemsize, False)
+
+
+def test_each_direction_takes_its_own_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    widest = {("forward", 4): 64, ("backward", 4): 128}
+    monkeypatch.setattr(config, "_block_wise_max_cols", lambda: widest)
+    block_rows: list[int] = []
+    for name in ("_forward_variant", "_backward_variant"):
+        monkeypatch.setattr(launch, name, lambda tile, *_: block_rows.append(tile.block_rows))
+    for name in ("_forward_plan", "_backward_plan"):  # nothing is remembered of this
+        monkeypatch.setattr(launch, name, getattr(launch, name).__wrapped__)
+    about = {"casting_mode": "llama", "row_mode": None, "device": torch.device("cpu"), "config": None}
+    shape, strides = (9, 100), (100, 1)
+    launch._forward_plan(shape, strides, torch.float32, None, 0.5, 0.0, **{k: about[k] for k in about if k != "device"})
+    launch._backward_plan(shape, strides, strides, torch.float32, None, 0.0, needs_dx=True, needs_dw=False, **about)
+    forward, backward = block_rows
+    assert forward == 1 < backward
+
+
+def test_the_heads_of_attention_are_block_wise_in_every_dtype() -> None:
+    for direction, itemsize, n_cols in itertools.product(("forward", "backward"), (2, 4, 8), (64, 128, 256)):
+        assert not config.is_row_wise(direction, n_cols, itemsize, None)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
