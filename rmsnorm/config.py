@@ -52,16 +52,16 @@ class BackwardConfig:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """One backward launch of split rows: n_groups groups of n_splits programs, n_chunks * block_cols columns each."""
+    """One backward launch of split rows: n_groups groups of n_splits programs, block_cols columns each.
+
+    reload_rows reads x and dy again where a row's sum has arrived, in place of holding them in registers until then.
+    """
 
     n_splits: int
-    n_chunks: int
     block_cols: int
     num_warps: int
-    num_stages: int
     n_groups: int
     reload_rows: bool
-    reload_weight: bool
 
 
 @dataclass(frozen=True)
@@ -198,19 +198,11 @@ def split_config(n_cols: int, itemsize: int, processors: Processors) -> SplitCon
     entry = next((entry for entry in entries if entry["n_cols"] >= n_cols > entry["above_n_cols"]), None)
     if entry is None or not processors.cooperative:
         return None
-    n_groups = entry["programs_a_processor"] * processors.count // entry["n_splits"]
+    n_splits = -(-n_cols // entry["block_cols"])
+    n_groups = entry["programs_a_processor"] * processors.count // n_splits
     if n_groups == 0:
         return None
-    return SplitConfig(
-        n_splits=entry["n_splits"],
-        n_chunks=-(-n_cols // (entry["n_splits"] * entry["block_cols"])),
-        block_cols=entry["block_cols"],
-        num_warps=entry["num_warps"],
-        num_stages=entry["num_stages"],
-        n_groups=n_groups,
-        reload_rows=entry["reload_rows"],
-        reload_weight=entry["reload_weight"],
-    )
+    return SplitConfig(n_splits, entry["block_cols"], entry["num_warps"], n_groups, entry["reload_rows"])
 
 
 @functools.lru_cache(maxsize=4096)

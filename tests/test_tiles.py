@@ -27,9 +27,9 @@ TILES = {
     "all_streamed": (ForwardConfig(1, 64, 0, 1), BackwardConfig(1, 64, 1, 1, 5, False)),
     "block": (ForwardConfig(4, 128, 1, 1), BackwardConfig(4, 128, 1, 2, 2, False)),
     "block_chunks": (ForwardConfig(2, 64, 1, 1), BackwardConfig(2, 64, 1, 1, 2, True)),
-    "split": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 2, 32, 1, 1, 3, False, False)),
-    "split_row_a_group": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 2, 32, 1, 1, N_ROWS, False, False)),
-    "split_reload": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 2, 32, 1, 1, 2, True, True)),
+    "split": (ForwardConfig(1, 64, 1, 1), SplitConfig(7, 16, 1, 3, False)),
+    "split_row_a_group": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 64, 1, N_ROWS, False)),
+    "split_reload": (ForwardConfig(1, 64, 1, 1), SplitConfig(4, 32, 1, 2, True)),
 }
 
 

@@ -237,8 +237,8 @@ MUTANTS = (
     Mutant(
         "H24",
         CONFIG,
-        "n_chunks=-(-n_cols // (",
-        "n_chunks=(n_cols // (",
+        'n_splits = -(-n_cols // entry["block_cols"])',
+        'n_splits = n_cols // entry["block_cols"]',
         "split rows do not reach the last column",
         TEST_LAUNCH + " -k every_shape",
     ),

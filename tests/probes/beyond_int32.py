@@ -20,8 +20,8 @@ N_ROWS, N_COLS = 3, 24
 TILES: list[tuple[Any, Any]] = [
     (ForwardConfig(1, 32, 1, 1), BackwardConfig(1, 32, 1, 1, 2, False)),
     (ForwardConfig(2, 32, 0, 1), BackwardConfig(2, 32, 1, 1, 2, False)),
-    (ForwardConfig(1, 16, 1, 1), SplitConfig(2, 1, 16, 1, 1, 2, True, True)),
-    (ForwardConfig(4, 32, 1, 1), SplitConfig(2, 1, 16, 1, 1, 2, False, False)),
+    (ForwardConfig(1, 16, 1, 1), SplitConfig(2, 16, 1, 2, True)),
+    (ForwardConfig(4, 32, 1, 1), SplitConfig(2, 16, 1, 2, False)),
 ]
 
 

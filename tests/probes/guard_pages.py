@@ -31,8 +31,8 @@ TILES: dict[str, tuple[Any, Any]] = {
     "row": (ForwardConfig(1, 128, 1, 1), BackwardConfig(1, 128, 1, 1, 3, False)),
     "chunks": (ForwardConfig(1, 32, 1, 1), BackwardConfig(1, 64, 1, 1, 3, True)),
     "block": (ForwardConfig(4, 128, 1, 1), BackwardConfig(4, 128, 1, 1, 2, False)),
-    "split": (ForwardConfig(2, 64, 2, 1), SplitConfig(2, 2, 32, 1, 1, 3, False, False)),
-    "split_reload": (ForwardConfig(2, 64, 0, 1), SplitConfig(2, 2, 32, 1, 1, 3, True, True)),
+    "split": (ForwardConfig(2, 64, 2, 1), SplitConfig(7, 16, 1, 3, False)),
+    "split_reload": (ForwardConfig(2, 64, 0, 1), SplitConfig(4, 32, 1, 3, True)),
 }
 
 
