@@ -19,6 +19,7 @@ from importlib import resources
 from typing import Any
 
 MAX_FUSED_COLS = 65536  # wider rows take the eager path
+FEW_ROWS = 64  # so many, and their backward is one launch
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,18 @@ class BackwardConfig:
     num_stages: int
     n_programs: int
     reload_weight: bool
+
+
+@dataclass(frozen=True)
+class FewRowsConfig:
+    """One backward launch of few rows: a program for each of the tiles, and one for sum_cols columns of dw.
+
+    Those of dw read sum_rows rows at a time.
+    """
+
+    tiles: BackwardConfig
+    sum_rows: int
+    sum_cols: int
 
 
 @dataclass(frozen=True)
@@ -186,6 +199,19 @@ def backward_config(n_rows: int, n_cols: int, itemsize: int, row_wise: bool, pro
     """The backward launch for n_rows × n_cols of x with itemsize bytes an element; never more programs than tiles."""
     config = _backward_tiles(n_cols, itemsize, row_wise, processors)
     return _with_programs(config, fewest_programs(-(-n_rows // config.block_rows), config.n_programs))
+
+
+@functools.lru_cache(maxsize=4096)
+def few_rows_config(n_rows: int, n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> FewRowsConfig:
+    """The one backward launch for few rows: their tiles, and about a program a processor for dw.
+
+    A thread of dw has sixteen elements at a time, where there are as many rows.
+    """
+    tiles = _backward_tiles(n_cols, itemsize, row_wise, processors)
+    tiles = _with_programs(tiles, -(-n_rows // tiles.block_rows))
+    sum_cols = min(next_power_of_two(n_cols), max(16, next_power_of_two(n_cols // processors.count)))
+    sum_rows = min(next_power_of_two(n_rows), max(1, 32 * tiles.num_warps * 16 // sum_cols))
+    return FewRowsConfig(tiles, sum_rows, sum_cols)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,14 +12,17 @@ from typing import NamedTuple
 
 import torch
 
-from rmsnorm import kernels, split_kernels
+from rmsnorm import few_rows_kernels, kernels, split_kernels
 from rmsnorm.config import (
+    FEW_ROWS,
     BackwardConfig,
+    FewRowsConfig,
     ForwardConfig,
     Processors,
     SplitConfig,
     WeightGradientConfig,
     backward_config,
+    few_rows_config,
     fewest_programs,
     forward_config,
     is_row_wise,
@@ -143,6 +146,38 @@ def _backward_variant(
 
 
 @remember
+def _few_rows_variant(
+    config: FewRowsConfig,
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    n_cols: int,
+    offset: float,
+    casting_mode: str,
+    needs_dx: bool,
+    align: int,
+) -> Variant:
+    tiles = config.tiles
+    return Variant(
+        few_rows_kernels.rms_norm_backward_few_rows_kernel,
+        (
+            n_cols,
+            offset,
+            CASTING_MODES[casting_mode],
+            w_dtype is not None,
+            needs_dx,
+            tiles.reload_weight,
+            tiles.block_rows,
+            tiles.block_cols,
+            align,
+            tiles.num_stages,
+            config.sum_rows,
+            config.sum_cols,
+        ),
+        tiles.num_warps,
+    )
+
+
+@remember
 def _split_variant(
     config: SplitConfig,
     dtype: torch.dtype,
@@ -199,7 +234,8 @@ class ForwardPlan(NamedTuple):
 class BackwardPlan(NamedTuple):
     """One backward launch, of dy and x themselves or of contiguous copies: `variant` for tiles, `split` for split rows.
 
-    With tiles each program has a partial row of dw; split rows have no more than n_partials.
+    With tiles each program has a partial row of dw; split rows have no more than n_partials. Few rows have none of them
+    and n_programs programs, which write dw itself.
     """
 
     copies_dy: bool
@@ -208,6 +244,7 @@ class BackwardPlan(NamedTuple):
     split: _SplitSettings | None
     n_partials: int
     integers: Integers
+    n_programs: int = 0
 
 
 _SplitSettings = tuple[SplitConfig, torch.dtype, torch.dtype | None, int, float, str, bool, int]
@@ -251,7 +288,7 @@ def _backward_plan(
     needs_dw: bool,
     row_mode: bool | None,
     device: torch.device,
-    config: BackwardConfig | SplitConfig | None,
+    config: BackwardConfig | FewRowsConfig | SplitConfig | None,
 ) -> BackwardPlan:
     n_rows, n_cols, itemsize = math.prod(shape[:-1]), shape[-1], dtype.itemsize
     dy_row_stride, x_row_stride = row_stride(shape, dy_strides), row_stride(shape, x_strides)
@@ -267,8 +304,16 @@ def _backward_plan(
         gpu = processors(device)
         if row_wise and needs_dx:
             config = split_config(n_cols, itemsize, gpu)
+        if config is None and n_rows <= FEW_ROWS:
+            config = few_rows_config(n_rows, n_cols, itemsize, row_wise, gpu)
         if config is None:
             config = backward_config(n_rows, n_cols, itemsize, row_wise, gpu)
+    if isinstance(config, FewRowsConfig) and needs_dw:
+        n_programs = (config.tiles.n_programs if needs_dx else 0) + -(-n_cols // config.sum_cols)
+        variant = _few_rows_variant(config, dtype, w_dtype, n_cols, offset, casting_mode, needs_dx, align)
+        return BackwardPlan(*copies, variant, None, 0, integers, n_programs)
+    if isinstance(config, FewRowsConfig):
+        config = config.tiles
     if isinstance(config, SplitConfig):
         settings = (config, dtype, w_dtype, n_cols, offset, casting_mode, needs_dw, align)
         return BackwardPlan(*copies, None, settings, fewest_programs(n_rows, config.n_groups), integers)
@@ -325,12 +370,12 @@ def rms_norm_backward(
     dx: torch.Tensor | None,
     needs_dw: bool,
     row_mode: bool | None = None,
-    config: BackwardConfig | SplitConfig | None = None,
+    config: BackwardConfig | FewRowsConfig | SplitConfig | None = None,
 ) -> torch.Tensor | None:
     """Write dx, unless it is None, and give dw, (n_cols,) in w's dtype, or None where it is not needed.
 
     dy, x: (..., n_cols), any strides; w: (n_cols,) or None; rstd: from the forward; dx: contiguous, and possibly dy
-    itself. `config` replaces the tile and the program count that the shape would get.
+    itself, the same tensor object. `config` replaces the tile and the program count that the shape would get.
     """
     shape = tuple(x.shape)
     n_cols = shape[-1]
@@ -350,6 +395,13 @@ def rms_norm_backward(
         x = x.contiguous()
     rstd = rstd.contiguous()
     n_partials = plan.n_partials
+    if plan.n_programs:
+        assert plan.variant is not None
+        own_dx = torch.empty_like(dy) if dx is dy else dx  # the programs of dw still read dy
+        plan.variant.launch(plan.n_programs, (dy, x, w, rstd, own_dx, dw), plan.integers)
+        if dx is dy and own_dx is not None:
+            dy.copy_(own_dx)
+        return dw
     if dw is not None:
         dw_partial = rstd.new_empty((n_partials, n_cols))
     tensors = (dy, x, w, rstd, dx, dw_partial)

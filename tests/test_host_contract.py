@@ -134,6 +134,40 @@ def test_no_program_is_launched_for_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert programs == [7, 3, -(-100 // finish.block_cols)]
 
 
+def few_rows_launches(n_rows: int, needs_dx: bool, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Kernel and number of programs of each launch of a backward with dw. Nothing is launched."""
+    seen: list[tuple[str, int]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(launch.Variant, "launch", lambda self, n, *_: seen.append((self._kernel.fn.__name__, n)))
+        x, w = torch.ones(n_rows, 100), torch.ones(100)
+        about = {"offset": 0.0, "casting_mode": "llama", "row_mode": True}
+        dx = torch.empty_like(x) if needs_dx else None
+        launch.rms_norm_backward(x, x, w, torch.ones(n_rows), dx=dx, needs_dw=True, **about)
+    return seen
+
+
+def test_few_rows_take_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = config.few_rows_config(config.FEW_ROWS, 100, 4, True, launch.INTERPRETER)
+    slices = -(-100 // few.sum_cols)
+    name = "rms_norm_backward_few_rows_kernel"
+    assert few_rows_launches(config.FEW_ROWS, True, monkeypatch) == [(name, config.FEW_ROWS + slices)]
+    assert few_rows_launches(config.FEW_ROWS, False, monkeypatch) == [(name, slices)]
+    many = [kernel for kernel, _ in few_rows_launches(config.FEW_ROWS + 1, True, monkeypatch)]
+    assert many == ["rms_norm_backward_kernel", "rms_norm_weight_gradient_kernel"]
+
+
+@pytest.mark.interpret
+def test_few_rows_give_the_same_bits_in_place() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, dy, w = (torch.randn(shape, generator=generator) for shape in ((7, 100), (7, 100), (100,)))
+    about = {"offset": 0.5, "casting_mode": "llama"}
+    _, rstd = launch.rms_norm_forward(x, w, eps=0.7, **about)
+    dx, over = torch.empty_like(x), dy.clone()
+    dw = launch.rms_norm_backward(dy, x, w, rstd, dx=dx, needs_dw=True, **about)
+    assert torch.equal(launch.rms_norm_backward(over, x, w, rstd, dx=over, needs_dw=True, **about), dw)
+    assert torch.equal(over, dx)
+
+
 @pytest.mark.interpret
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_there_is_no_node(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:

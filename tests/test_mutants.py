@@ -38,6 +38,7 @@ def test_every_reference_and_every_judged_file_has_faults() -> None:
     files = {mutant.file for mutant in catalogue.MUTANTS if mutant.equivalent is None}
     judged = (
         "kernels",
+        "few_rows_kernels",
         "split_kernels",
         "launch",
         "launcher",

@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-from rmsnorm.config import MAX_FUSED_COLS, Processors, is_row_wise, split_config  # noqa: E402
+from rmsnorm.config import FEW_ROWS, MAX_FUSED_COLS, Processors, is_row_wise, split_config  # noqa: E402
 from tests import sanitize  # noqa: E402
 
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)
@@ -53,11 +53,13 @@ def test_cases_reach_every_kernel_and_layout() -> None:
     row_wise = [case for case in cases if is_row_wise("backward", case.shape[-1], itemsize[case.dtype], case.row_mode)]
     split = [case for case in row_wise if split_config(case.shape[-1], itemsize[case.dtype], H200)]
     assert {case.dtype for case in split} == {"float16", "bfloat16", "float32", "float64"}
+    many = [case for case in cases if case.n_rows > FEW_ROWS]
+    assert len({is_row_wise("backward", case.shape[-1], itemsize[case.dtype], case.row_mode) for case in many}) == 2
 
 
 @pytest.mark.interpret
 def test_a_share_runs_and_is_judged() -> None:
     report = sanitize.run_cases(sanitize.CASES[12:14], "cpu")
     assert report["findings"] == []
-    kernels = {"rms_norm_forward_kernel", "rms_norm_backward_kernel", "rms_norm_weight_gradient_kernel"}
+    kernels = {"rms_norm_forward_kernel", "rms_norm_backward_few_rows_kernel"}
     assert set(report["launches"]) >= kernels

@@ -118,7 +118,7 @@ class _Kernel:
         if not isinstance(loop, ast.Call) or _called(loop) != "range":
             return False
         of_programs = any(self._is("program_id", bound) for bound in loop.args)
-        return of_programs or any(word in ast.unparse(loop) for word in ("program", "partials"))
+        return of_programs or any(word in ast.unparse(loop) for word in ("program", "partials", "n_rows"))
 
     def _is(self, kind: str, node: ast.expr) -> bool:
         """Whether the expression is such a value, and no cast stands around it."""
