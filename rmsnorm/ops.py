@@ -278,6 +278,11 @@ def needs_dispatcher(x: torch.Tensor, w: Weight) -> bool:
     )
 
 
+def overwrites(x: torch.Tensor) -> bool:
+    """Whether writing dx over dy saves memory: eager PyTorch has made dx already, and few rows would need a copy."""
+    return _uses_kernels(x) and not launch.reads_dy_late(x)
+
+
 def forward(x: torch.Tensor, w: Weight, *settings: Any) -> Pair:
     """rms_norm_forward by the shortest way."""
     run = rms_norm_forward if needs_dispatcher(x, w) else _forward
