@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from rmsnorm import eager
-from rmsnorm.checks import check_backward, check_forward, compute_dtype
+from rmsnorm.checks import check_backward, check_forward, check_inputs, compute_dtype
 from rmsnorm.fused import launch
 from rmsnorm.fused.tiles import MAX_FUSED_COLS
 
@@ -278,10 +278,26 @@ def needs_dispatcher(x: torch.Tensor, w: Weight) -> bool:
     )
 
 
+def overwrites(x: torch.Tensor) -> bool:
+    """Whether writing dx over dy saves memory: eager PyTorch has made dx already, and few rows would need a copy."""
+    return _uses_kernels(x) and not launch.reads_dy_late(x)
+
+
 def forward(x: torch.Tensor, w: Weight, *settings: Any) -> Pair:
     """rms_norm_forward by the shortest way."""
     run = rms_norm_forward if needs_dispatcher(x, w) else _forward
     return run(x, w, *settings)
+
+
+def normalize(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mode: str, row_mode: Any) -> torch.Tensor:
+    """y by the shortest way, where nobody can ask for a gradient."""
+    if needs_dispatcher(x, w):
+        return rms_norm_forward(x, w, eps, offset, casting_mode, row_mode)[0]
+    check_inputs(x, w)
+    if not _uses_kernels(x):
+        return _composed(x, w, eps, offset, casting_mode, row_mode)[0]
+    settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
+    return launch.rms_norm_forward(x, w, **settings, needs_rstd=False)[0]
 
 
 def backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, *rest: Any) -> Pair:

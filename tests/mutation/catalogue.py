@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.faults import (
     autograd,
     checks,
+    few_rows_kernels,
     gpu,
     kernels_backward,
     kernels_forward,
@@ -18,6 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *kernels_forward.MUTANTS,
     *kernels_backward.MUTANTS,
     *split_kernels.MUTANTS,
+    *few_rows_kernels.MUTANTS,
     *launch.MUTANTS,
     *checks.MUTANTS,
     *autograd.MUTANTS,

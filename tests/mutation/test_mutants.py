@@ -36,7 +36,7 @@ def test_what_should_notice_a_mutant_exists(mutant: Mutant) -> None:
 
 def test_every_reference_and_every_judged_file_has_faults() -> None:
     files = {mutant.file for mutant in catalogue.MUTANTS if mutant.equivalent is None}
-    fused = ("kernels", "split_kernels", "plans", "launch", "variant", "tiles")
+    fused = ("kernels", "few_rows_kernels", "split_kernels", "plans", "launch", "variant", "tiles")
     assert {f"rmsnorm/fused/{name}.py" for name in fused} <= files
     assert {f"rmsnorm/{name}.py" for name in ("ops", "function", "eager", "checks", "module")} <= files
     assert {f"references/{name}_reference.py" for name in ("numpy", "torch", "jax")} <= files

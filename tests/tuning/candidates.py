@@ -58,7 +58,7 @@ class Target:
     def n_rows(self) -> int:
         """Rows to time it with: enough to fill the GPU, as many as its variant is meant for."""
         if not self.row_wise:
-            return max(tiles.BLOCK_WISE_MIN_ROWS, 2**26 // self.n_cols)
+            return max(32768, 2**26 // self.n_cols)
         return 16384 if self.n_cols < 1024 else 4096 if self.n_cols <= 16384 else 2048
 
     def fits(self, pattern: str) -> bool:

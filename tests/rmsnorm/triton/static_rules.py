@@ -19,14 +19,13 @@ from pathlib import Path
 
 # (function, pointer) → why the mask may be missing.
 LOADS_WITHOUT_MASK = {
-    ("_collect", "slots"): "every slot of a row belongs to a program: N_SPLITS of them, no more",
     ("rms_norm_backward_split_kernel", "rstd_ptr + row"): "one element of a row that exists",
 }
 STORES_WITHOUT_MASK = {("_publish", "exchange_ptr + row * N_SPLITS + split"): "one slot, of a row that exists"}
 
 COMPUTE_DTYPE_POINTERS = ("rstd_ptr", "dw_partial_ptr")  # what lies there needs no cast
 HINTS = ("assume", "multiple_of", "max_contiguous")
-LOADERS = ("load", "_load_rows", "_load_weight")
+LOADERS = ("load", "_load_rows", "_load_slice", "_load_weight")
 LOW_PRECISION = ("bfloat16", "float16", "X_DTYPE", "element_ty")
 
 
@@ -119,7 +118,7 @@ class _Kernel:
         if not isinstance(loop, ast.Call) or _called(loop) != "range":
             return False
         of_programs = any(self._is("program_id", bound) for bound in loop.args)
-        return of_programs or any(word in ast.unparse(loop) for word in ("program", "partials"))
+        return of_programs or any(word in ast.unparse(loop) for word in ("program", "partials", "n_rows"))
 
     def _is(self, kind: str, node: ast.expr) -> bool:
         """Whether the expression is such a value, and no cast stands around it."""

@@ -192,7 +192,7 @@ def test_split_rows_take_no_more_groups_than_are_resident(
     )
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(plans, "split_variant", lambda *_: variant)
-    config = SplitConfig(4, 1, 64, 1, 1, 3, False, False)
+    config = SplitConfig(4, 64, 1, 3, False)
     settings = (config, torch.float32, None, 256, 0.0, "llama", False, 1)
     tensors = (torch.ones(10, 256), torch.ones(10, 256), None, torch.ones(10), torch.ones(10, 256), None)
     assert launch._launch_split(settings, tensors, (256, 256, 10)) == n_groups

@@ -14,14 +14,15 @@ interpreter.install()
 import torch  # noqa: E402
 
 from rmsnorm.fused import launch  # noqa: E402
-from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, SplitConfig  # noqa: E402
+from rmsnorm.fused.tiles import BackwardConfig, FewRowsConfig, ForwardConfig, SplitConfig  # noqa: E402
 
 N_ROWS, N_COLS = 3, 24
 TILES: list[tuple[Any, Any]] = [
     (ForwardConfig(1, 32, 1, 1), BackwardConfig(1, 32, 1, 1, 2, False)),
     (ForwardConfig(2, 32, 0, 1), BackwardConfig(2, 32, 1, 1, 2, False)),
-    (ForwardConfig(1, 16, 1, 1), SplitConfig(2, 1, 16, 1, 1, 2, True, True)),
-    (ForwardConfig(4, 32, 1, 1), SplitConfig(2, 1, 16, 1, 1, 2, False, False)),
+    (ForwardConfig(1, 32, 1, 1), FewRowsConfig(BackwardConfig(1, 32, 1, 1, 3, False), 2, 16)),
+    (ForwardConfig(1, 16, 1, 1), SplitConfig(2, 16, 1, 2, True)),
+    (ForwardConfig(4, 32, 1, 1), SplitConfig(2, 16, 1, 2, False)),
 ]
 
 
