@@ -174,7 +174,7 @@ class FakeTimer:
     def __init__(self) -> None:
         self.timed: list[int] = []
 
-    def time(self, calls: Any, repetitions: int) -> dict[str, Timing]:
+    def time(self, calls: Any, repetitions: int = 1) -> dict[str, Timing]:
         for call in calls.values():
             call()
         self.timed.append(len(calls))
