@@ -75,7 +75,7 @@ class LigerRMSNormFunction(torch.autograd.Function):
             dX, dW = transforms.rms_norm_backward(dY, X, W, *settings[:3])
         elif torch.is_grad_enabled() and not compiling:  # create_graph: the operator's own derivative
             dX, dW = ops.rms_norm_backward(dY, X, W, RSTD, *settings, needs_dx, needs_dw)
-        elif needs_dx and exclusive:
+        elif needs_dx and exclusive and ops.overwrites(X):
             dW = ops.backward_(dY, X, W, RSTD, *settings, needs_dw)
             dX = dY
         else:

@@ -13,7 +13,6 @@ import torch
 
 from rmsnorm.fused import few_rows_kernels, kernels, split_kernels
 from rmsnorm.fused.tiles import (
-    FEW_ROWS,
     BackwardConfig,
     FewRowsConfig,
     ForwardConfig,
@@ -294,7 +293,7 @@ def backward_plan(
         gpu = processors(device)
         if row_wise and needs_dx:
             config = split_config(n_cols, itemsize, gpu)
-        if config is None and n_rows <= FEW_ROWS:
+        if config is None and are_few(n_rows, gpu):
             config = few_rows_config(n_rows, n_cols, itemsize, row_wise, gpu)
         if config is None:
             config = backward_config(n_rows, n_cols, itemsize, row_wise, gpu)
@@ -309,6 +308,11 @@ def backward_plan(
         return BackwardPlan(*copies, None, settings, fewest_programs(n_rows, config.n_groups), integers)
     variant = _backward_variant(config, dtype, w_dtype, n_cols, offset, casting_mode, needs_dx, needs_dw, align)
     return BackwardPlan(*copies, variant, None, config.n_programs, integers)
+
+
+def are_few(n_rows: int, processors: Processors) -> bool:
+    """Whether so few rows leave half the processors to the columns of dw."""
+    return 2 * n_rows <= processors.count
 
 
 @remember

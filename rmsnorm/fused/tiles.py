@@ -19,7 +19,6 @@ from importlib import resources
 from typing import Any
 
 MAX_FUSED_COLS = 65536  # wider rows take the eager path
-FEW_ROWS = 64  # so many, and their backward is one launch
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,14 @@ MUTANTS = (
         HOST + " -k few_rows",
         LAUNCH,
     ),
-    _fault("W11", "n_rows <= FEW_ROWS", "n_rows < FEW_ROWS", "64 rows are many", HOST + " -k few_rows", PLANS),
+    _fault(
+        "W11",
+        "2 * n_rows <= processors.count",
+        "2 * n_rows < processors.count",
+        "half the processors are many",
+        HOST + " -k few_rows",
+        PLANS,
+    ),
     _fault(
         "W12",
         "+ -(-n_cols // config.sum_cols)",

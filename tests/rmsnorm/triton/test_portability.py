@@ -22,7 +22,6 @@ import pytest
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-from rmsnorm.fused.tiles import FEW_ROWS  # noqa: E402
 from tests.rmsnorm.triton import ptx_rules  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -85,7 +84,7 @@ BATCHES = [
 @pytest.mark.parametrize(("target", "cases"), BATCHES)
 def test_kernels_compile_and_keep_the_rules(target: str, cases: list[str], tmp_path: Path) -> None:
     kernels = compile_cases(target, cases, tmp_path)
-    few = sum(int(case.split("-")[4]) <= FEW_ROWS for case in cases)
+    few = sum(int(case.split("-")[4]) <= 66 for case in cases)  # half an H200's processors
     assert len(kernels) == 3 * len(cases) - few, "a forward, a backward and, of many rows, the sum of its partial rows"
     assert [finding for kernel in kernels for finding in findings(target, kernel)] == []
 

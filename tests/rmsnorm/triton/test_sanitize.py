@@ -9,7 +9,8 @@ import pytest
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-from rmsnorm.fused.tiles import FEW_ROWS, MAX_FUSED_COLS, Processors, is_row_wise, split_config  # noqa: E402
+from rmsnorm.fused.plans import are_few  # noqa: E402
+from rmsnorm.fused.tiles import MAX_FUSED_COLS, Processors, is_row_wise, split_config  # noqa: E402
 from tests.rmsnorm.triton import sanitize  # noqa: E402
 
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)
@@ -53,7 +54,7 @@ def test_cases_reach_every_kernel_and_layout() -> None:
     row_wise = [case for case in cases if is_row_wise("backward", case.shape[-1], itemsize[case.dtype], case.row_mode)]
     split = [case for case in row_wise if split_config(case.shape[-1], itemsize[case.dtype], H200)]
     assert {case.dtype for case in split} == {"float16", "bfloat16", "float32", "float64"}
-    many = [case for case in cases if case.n_rows > FEW_ROWS]
+    many = [case for case in cases if not are_few(case.n_rows, H200)]
     assert len({is_row_wise("backward", case.shape[-1], itemsize[case.dtype], case.row_mode) for case in many}) == 2
 
 
