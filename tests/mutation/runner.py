@@ -33,7 +33,10 @@ COPIED = (  # all that a test reads, so that what fails in a copy fails for its 
     "pyproject.toml",
     "tox.ini",
 )
-LINKED = ("references", "docs")  # as long as no fault lies in them: a copy of the judge is imported anew, which takes time
+LINKED = (
+    "references",
+    "docs",
+)  # as long as no fault lies in them: a copy of the judge is imported anew, which takes time
 TIMEOUT = 900.0  # seconds for one mutant; each test and the cells have their own, shorter limit
 ALL = 99  # stages
 WORKERS = 2

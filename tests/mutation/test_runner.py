@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -123,11 +123,11 @@ def test_an_unknown_id_and_a_suite_that_fails_are_two(monkeypatch: pytest.Monkey
 
 
 class Judges:
-    """Stands for the child processes: `kills` holds (file, stage) pairs at which a planted fault is noticed."""
+    """Stands for the child processes: `kills` holds (fault, stage) pairs at which a planted fault is noticed."""
 
-    kills: set[tuple[str, str]] = set()
-    fails: set[str] = set()
-    asked: list[tuple[str, str]] = []
+    kills: ClassVar[set[tuple[str, str]]] = set()
+    fails: ClassVar[set[str]] = set()
+    asked: ClassVar[list[tuple[str, str]]] = []
 
     def __init__(self, *_: Any) -> None:
         pass

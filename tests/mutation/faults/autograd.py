@@ -23,6 +23,8 @@ _EAGER_X_HAT = (
 _EAGER_DX = "dx = (rstd * (m - x_hat * projection)).to(x.dtype)"
 _EAGER_W = "x_hat = x_hat * _shifted_weight(w, offset,"
 
+_DX = "    if _uses_kernels(x):\n        dx = x.new_empty(x.shape) if needs_dx else None\n"
+
 MUTANTS = (
     Mutant("B14", FUNCTION, _EXCLUSIVE, "exclusive = False and ", "in_place is ignored", TEST_IN_PLACE),
     Mutant(
@@ -93,8 +95,8 @@ MUTANTS = (
     Mutant(
         "O01",
         OPS,
-        "dx = x.new_empty(x.shape) if needs_dx else None\n        dw = _launch_backward(dy, x, w, rstd, settings, dx, needs_dw)\n",
-        "dx = torch.empty_like(dy) if needs_dx else None\n        dw = _launch_backward(dy, x, w, rstd, settings, dx, needs_dw)\n",
+        _DX,
+        _DX.replace("x.new_empty(x.shape)", "torch.empty_like(dy)"),
         "G14: dX has the strides of dY",
         TEST_HARD + "::test_layouts",
     ),

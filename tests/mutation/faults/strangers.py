@@ -15,10 +15,13 @@ JUDGE = "tests/references"
 
 _X_OFFSET = "            mask = cols < n_cols\n            x_offset = row * x_row_steps * STRIDE_ALIGN"
 _STORE = "cols[None, :], value.to(ptr.dtype.element_ty), mask=mask)"
-_FORWARD_PLAN = "    return ForwardPlan(copies_x, variant, -(-n_rows // config.block_rows), (x_row_stride // align, n_rows))"
+_FORWARD_PLAN = (
+    "    return ForwardPlan(copies_x, variant, -(-n_rows // config.block_rows), (x_row_stride // align, n_rows))"
+)
 _EXCHANGE = "    exchange = lead.new_full((n_rows, config.n_splits), empty.value, dtype=bits)\n"
 _PARTIAL = "        dw_partial = rstd.new_empty((n_partials, n_cols))\n"
-_KEYED_BY_DIGITS = '''def _by_digits(function):
+_CAST = "None if self.weight is None else self.weight.to(hidden_states.dtype)"
+_KEYED_BY_DIGITS = """def _by_digits(function):
     plans = {}
 
     def look_up(*a):
@@ -32,7 +35,7 @@ _KEYED_BY_DIGITS = '''def _by_digits(function):
 
 
 @_by_digits
-def forward_plan('''
+def forward_plan("""
 
 VALUES = (
     Mutant(
@@ -167,7 +170,7 @@ PATHS = (
         "P67",
         "rmsnorm/module.py",
         "            hidden_states,\n            self.weight,\n",
-        "            hidden_states,\n            None if self.weight is None else self.weight.to(hidden_states.dtype),\n",
+        f"            hidden_states,\n            {_CAST},\n",
         "the module rounds its weight to X's dtype",
         f"{TORCH}/test_module.py",
     ),
