@@ -65,7 +65,7 @@ def instance(norm_class: type[nn.Module]) -> nn.Module:
     return norm
 
 
-# README.md and docs/pytorch.md give these numbers for this version.
+# docs/use/models.md gives these numbers for this version.
 COUNTED = "5.24."
 COUNTS = {
     "llama, offset 0, exact": 144,
