@@ -97,6 +97,16 @@ class Field:
     def sum(self, a: np.ndarray, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> np.ndarray:
         return np.asarray(a.sum(axis=axis, keepdims=keepdims) % self.prime, np.uint64)
 
+    def accumulate(self, patterns: np.ndarray, dtype: str, axis: int) -> np.ndarray:
+        """The sum of patterns along an axis in their own dtype: of 16-bit ones in order, each partial sum rounded."""
+        terms = np.moveaxis(self.decode(patterns, dtype), axis, 0)
+        if dtype not in SCALES:
+            return self.encode(self.sum(terms, axis=0), dtype)
+        total = np.zeros(terms.shape[1:], np.uint64)
+        for term in terms:
+            total = self.round(self.add(total, term), dtype)
+        return self.encode(total, dtype)
+
     def root(self, a: np.ndarray) -> np.ndarray:
         """√a, positive for positive a; roots of negative numbers are counted in `negative_roots`."""
         root = self.power(a, (self.prime + 1) // 4)

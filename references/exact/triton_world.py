@@ -125,7 +125,7 @@ def _only_sums(field: Field, kind: str, plain: Callable[..., Any]) -> Callable[.
         axis = self.axis
         if axis is None:
             patterns, axis = patterns.reshape(-1), 0
-        total = sum_in(field, patterns, dtype, axis)
+        total = field.accumulate(patterns, dtype, axis)
         if self.keep_dims:
             total = np.expand_dims(total, axis if self.axis is not None else tuple(range(given[0].handle.data.ndim)))
         scalar = given[0].dtype.scalar
@@ -133,17 +133,6 @@ def _only_sums(field: Field, kind: str, plain: Callable[..., Any]) -> Callable[.
         return tl.core.tensor(handle, tl.block_type(scalar, list(total.shape)) if total.ndim else scalar)
 
     return apply_impl
-
-
-def sum_in(field: Field, patterns: np.ndarray, dtype: str, axis: int) -> np.ndarray:
-    """The sum along an axis in a dtype: of 16-bit numbers one after the other, each partial sum rounded."""
-    elements = np.moveaxis(field.decode(patterns, dtype), axis, 0)
-    if dtype not in ("float16", "bfloat16"):
-        return field.encode(field.sum(elements, axis=0), dtype)
-    total = np.zeros(elements.shape[1:], np.uint64)
-    for term in elements:
-        total = field.round(field.add(total, term), dtype)
-    return field.encode(total, dtype)
 
 
 def _is_float(dtype: Any) -> bool:
