@@ -21,7 +21,9 @@ INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 SAME = ("copy", "copy_p", "stop_gradient", "optimization_barrier", "device_put", "sharding_constraint", "pvary")
 
 
-def call(field: Field, function: Callable[..., Any], *arguments: tuple[np.ndarray, str]) -> list[tuple[np.ndarray, str]]:
+def call(
+    field: Field, function: Callable[..., Any], *arguments: tuple[np.ndarray, str]
+) -> list[tuple[np.ndarray, str]]:
     """Run a function of jax arrays on patterns.
 
     Args:

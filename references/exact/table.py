@@ -42,6 +42,7 @@ class Formula:
     products: bool = False  # dY·x̂ rounded before it is summed over rows
     dw_x_hat: bool | None = None  # x̂ rounded in dW; None: as in the forward
     projection: bool = True  # dX has its second term
+    dx_parts: bool = False  # dX is the rounded sum of two rounded terms, as where x was widened twice
 
     def named(self) -> tuple[str, ...]:
         """What differs from the specification's order, in words."""
@@ -55,9 +56,13 @@ class Formula:
         if self.order != "x_hat * w":
             words.append(f"the order is {self.order}")
         if self.offset != "added":
-            words.append("the offset is left out" if self.offset == "left out" else "the offset is added after rounding")
+            words.append(
+                "the offset is left out" if self.offset == "left out" else "the offset is added after rounding"
+            )
         if self.m:
             words.append("dX rounds dY·w'")
+        if self.dx_parts:
+            words.append("dX adds two terms that were rounded before")
         if not self.projection:
             words.append("dX lacks the term of RSTD's derivative")
         if self.products:
@@ -93,11 +98,12 @@ def backward(field: Field, problem: Problem, formula: Formula) -> dict[str, np.n
     multiply = field.multiply
     m = dy if w is None else multiply(dy, w)
     m = field.round(m, problem.dtype) if formula.m else m
-    dx = m
-    if formula.projection:
-        dot = field.sum(multiply(m, x), axis=1, keepdims=True)
-        dx = field.subtract(m, multiply(multiply(x, multiply(rstd, rstd)), field.divide(dot, n_cols)))
-    results = {"dx": _store(field, multiply(rstd, dx), problem.dtype, problem)}
+    dot = field.sum(multiply(m, x), axis=1, keepdims=True)
+    through_rstd = multiply(multiply(x, multiply(rstd, rstd)), field.divide(dot, n_cols))
+    terms = [multiply(rstd, m), multiply(rstd, through_rstd if formula.projection else np.zeros_like(x))]
+    if formula.dx_parts:
+        terms = [field.round(term, problem.dtype) for term in terms]
+    results = {"dx": _store(field, field.subtract(*terms), problem.dtype, problem)}
     if problem.w_dtype is not None:
         x_hat = multiply(x, rstd)
         if formula.points.x_hat if formula.dw_x_hat is None else formula.dw_x_hat:

@@ -220,7 +220,9 @@ def _reduction(mode: _Arithmetic, func: Any, args: Any, kwargs: Any) -> Any:
             raise NotAlgebraic(f"{func} of order {args[1]}")
         args = (value, *args[2:])
     dims = args[1] if len(args) > 1 and args[1] is not None else kwargs.get("dim")
-    axes = tuple(range(value.dim())) if dims is None or dims == [] else (dims,) if isinstance(dims, int) else tuple(dims)
+    axes = (
+        tuple(range(value.dim())) if dims is None or dims == [] else (dims,) if isinstance(dims, int) else tuple(dims)
+    )
     keepdims = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
     dtype = kwargs.get("dtype") or value.dtype
     if dtype not in FLOATS:
