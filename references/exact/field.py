@@ -202,7 +202,7 @@ class Field:
         return order.astype(np.uint64), self._small_sizes[order]
 
 
-def _hash(a: np.ndarray, salt: int) -> np.ndarray:
+def _hash(a: Any, salt: int) -> np.ndarray:
     """64 bits of each element that look random: the steps of splitmix64."""
     with np.errstate(over="ignore"):
         h = np.asarray(a, np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(salt * 0xD1B54A32D192ED03 % 2**64)

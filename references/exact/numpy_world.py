@@ -18,10 +18,10 @@ from references.exact.field import Field, NotAlgebraic, pattern_dtype
 from references.spec import DTYPES
 
 FINITE = {"isfinite": True, "isnan": False, "isinf": False}
-MOVES = set(
-    "reshape transpose swapaxes moveaxis broadcast_to expand_dims squeeze concatenate stack atleast_1d atleast_2d ravel"
-    " copy take tile repeat flip roll split copyto shape ndim size".split()
-)
+MOVES = (  # noqa: SIM905 - a list would take a line a name
+    "reshape transpose swapaxes moveaxis broadcast_to expand_dims squeeze concatenate stack atleast_1d atleast_2d"
+    " ravel copy take tile repeat flip roll split copyto shape ndim size"
+).split()
 REDUCING = ("sum", "mean")
 OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
     "add": Field.add,

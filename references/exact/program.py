@@ -11,6 +11,7 @@ import numpy as np
 from references.arrays import bits, dtype_name
 from references.exact.field import Field, NotAlgebraic
 from references.exact.table import Problem
+from references.spec import compute_dtype
 
 Result = tuple[np.ndarray, str]  # patterns and dtype
 
@@ -68,6 +69,31 @@ def run(field: Field, program: Program, problem: Problem, casting_mode: str = "l
     if results["y"] is None:
         raise TypeError("it returned no y")
     return {name: result for name, result in results.items() if result is not None}
+
+
+def result_dtypes(problem: Problem) -> dict[str, str]:
+    """The dtypes that the results must have."""
+    c = compute_dtype(problem.dtype)
+    return {"y": problem.dtype, "rstd": c, "dx": problem.dtype, "dw": str(problem.w_dtype)}
+
+
+def differing(field: Field, problem: Problem, wanted: dict[str, np.ndarray], got: dict[str, Result]) -> dict[str, int]:
+    """How many elements of each result are not the wanted ones, where any is not.
+
+    Args:
+        wanted: patterns, as `table.evaluate` gives them.
+        got: what a program gave; another dtype or number of elements makes all of them wrong. A result that is not
+            wanted is not looked at, nor one that is missing.
+    """
+    counts = {}
+    for name in wanted.keys() & got.keys():
+        patterns, dtype = got[name]
+        if dtype != result_dtypes(problem)[name] or patterns.size != wanted[name].size:
+            counts[name] = wanted[name].size
+        else:
+            got_elements = field.decode(patterns.reshape(wanted[name].shape), dtype)
+            counts[name] = int((got_elements != field.decode(wanted[name], dtype)).sum())
+    return {name: count for name, count in counts.items() if count}
 
 
 def _refusal(error: BaseException | None) -> NotAlgebraic | None:

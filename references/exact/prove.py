@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from references.exact.draw import draw
 from references.exact.field import PRIMES, Field, NotAlgebraic
 from references.exact.probability import missed
-from references.exact.program import Program, Result, run
-from references.exact.search import differing, explain_backward, explain_forward
+from references.exact.program import Program, Result, differing, run
+from references.exact.search import explain_backward, explain_forward
 from references.exact.table import Formula, Problem, evaluate, formula, rounded_points
-from references.spec import CastingMode, compute_dtype
+from references.spec import CastingMode
 
 SHAPES = tuple((n_rows, n_cols) for n_cols in (2, 3, 5, 7, 8, 16, 17, 33, 64, 100) for n_rows in (1, 2, 3, 5))
 SEARCH_ROWS = 24  # half of them root something positive, whatever the formula
@@ -175,8 +175,6 @@ def _confirm(
     gradients: dict[str, Formula],
 ) -> str | None:
     """The first shape at which the program is not what was found, in words, or None."""
-    c = compute_dtype(dtype)
-    dtypes = {"y": dtype, "rstd": c, "dx": dtype, "dw": str(w_dtype)}
     for number, shape in enumerate(shapes, seed + 1):
         field = _field(number, dtype)
         trial = draw(
@@ -186,7 +184,7 @@ def _confirm(
         got = {name: result for name, result in got.items() if name in ("y", "rstd") or name in gradients}
         wanted = evaluate(field, trial, forward)
         wanted |= {name: evaluate(field, trial, found)[name] for name, found in gradients.items()}
-        wrong = {name: count for name, count in differing(field, wanted, got, dtypes).items() if count}
+        wrong = differing(field, trial, wanted, got)
         if wrong:
             what = ", ".join(f"{count} elements of {name}" for name, count in wrong.items())
             return f"at shape {shape[0]} × {shape[1]} {what} are others"

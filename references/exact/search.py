@@ -8,16 +8,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import fields, replace
-
-import numpy as np
+from typing import Any
 
 from references.exact.field import Field
-from references.exact.program import Result
+from references.exact.program import Result, result_dtypes
 from references.exact.table import Formula, Problem, backward, formula, forward, variance
 from references.spec import CastingMode, RoundingPoints
 
 LEAST_ROWS = 4  # in which a formula must root something positive, before agreement means anything
-TWISTS: tuple[dict[str, str], ...] = (
+TWISTS: tuple[dict[str, Any], ...] = (
     {},
     {"order": "(x * w) * rstd"},
     {"order": "x * (rstd * w)"},
@@ -38,26 +37,6 @@ def formulas() -> Iterator[Formula]:
     for twist in TWISTS:
         for points in sets:
             yield Formula(RoundingPoints(**dict(zip(names, points, strict=True))), **twist)
-
-
-def differing(
-    field: Field, wanted: dict[str, np.ndarray], got: dict[str, Result], dtypes: dict[str, str]
-) -> dict[str, int]:
-    """The number of elements of each result that are not the wanted ones; all of them where the dtype is another."""
-    counts = {}
-    for name, (patterns, dtype) in got.items():
-        if name in wanted:
-            same = dtype == dtypes[name] and patterns.size == wanted[name].size
-            counts[name] = (
-                int(
-                    (
-                        field.decode(patterns.reshape(wanted[name].shape), dtype) != field.decode(wanted[name], dtype)
-                    ).sum()
-                )
-                if same
-                else wanted[name].size
-            )
-    return counts
 
 
 def explain_forward(field: Field, problem: Problem, y: Result) -> Formula | None:
@@ -95,12 +74,9 @@ def explain_backward(field: Field, problem: Problem, found: Formula, got: dict[s
         patterns, dtype = got[name]
         for candidate in candidates:
             wanted = backward(field, problem, candidate).get(name)
-            if wanted is not None and patterns.shape == wanted.shape and dtype == _dtype(problem, name):
-                if (field.decode(patterns, dtype) == field.decode(wanted, dtype)).all():
-                    explained[name] = candidate
-                    break
+            if wanted is None or patterns.shape != wanted.shape or dtype != result_dtypes(problem)[name]:
+                continue
+            if (field.decode(patterns, dtype) == field.decode(wanted, dtype)).all():
+                explained[name] = candidate
+                break
     return explained
-
-
-def _dtype(problem: Problem, name: str) -> str:
-    return str(problem.w_dtype) if name == "dw" else problem.dtype

@@ -99,7 +99,7 @@ def backward(field: Field, problem: Problem, formula: Formula) -> dict[str, np.n
     m = dy if w is None else multiply(dy, w)
     m = field.round(m, problem.dtype) if formula.m else m
     dot = field.sum(multiply(m, x), axis=1, keepdims=True)
-    through_rstd = multiply(multiply(x, multiply(rstd, rstd)), field.divide(dot, n_cols))
+    through_rstd = multiply(multiply(x, parts["slope"]), field.divide(dot, n_cols))
     terms = [multiply(rstd, m), multiply(rstd, through_rstd if formula.projection else np.zeros_like(x))]
     if formula.dx_parts:
         terms = [field.round(term, problem.dtype) for term in terms]
@@ -133,13 +133,15 @@ def _forward(field: Field, problem: Problem, formula: Formula) -> tuple[np.ndarr
     c = compute_dtype(problem.dtype)
     eps, offset = (field.decode(field.constant(number, c), c) for number in (problem.eps, problem.offset))
     x = _load(field, problem, "x")
-    n_cols = np.uint64(_width(x.shape[1], formula.width))
+    n_cols = np.asarray(_width(x.shape[1], formula.width), np.uint64)
     squares = rounded(points.squares, multiply(x, x))
     mean_square = rounded(points.mean_square, field.divide(field.sum(squares, axis=1, keepdims=True), n_cols))
     value = rounded(points.variance, add(mean_square, eps) if formula.eps == "inside" else mean_square)
     root = field.root(value)
     rstd = rounded(points.rstd, field.power(add(root, eps) if formula.eps == "outside" else root, -1))
-    parts: dict[str, Any] = {"x": x, "rstd": rstd, "variance": value, "n_cols": np.uint64(x.shape[1]), "w": None}
+    # -dRSTD/dv, times two and divided by RSTD: RSTD², taken where RSTD was rounded to.
+    slope = multiply(rstd, rstd) if formula.eps != "outside" else field.divide(rstd, root)
+    parts: dict[str, Any] = {"x": x, "rstd": rstd, "variance": value, "slope": slope, "n_cols": n_cols, "w": None}
     x_hat = rounded(points.x_hat, multiply(x, rstd))
     if problem.w is None:
         return x_hat, parts

@@ -24,12 +24,12 @@ from references.exact.field import Field, NotAlgebraic, pattern_dtype
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Values are moved, not looked at; those that could convert have handlers below.
-MOVES = set(
+MOVES = (  # noqa: SIM905 - a list would take a line a name
     "view _unsafe_view expand detach clone unsqueeze squeeze permute transpose t slice select alias as_strided"
     " contiguous _reshape_alias reshape flatten unbind split split_with_sizes index_select narrow flip repeat"
-    " slice_backward select_backward is_same_size set_ movedim stack cat is_pinned chunk roll diagonal"
-    " unfold new_empty_strided empty_strided".split()
-)
+    " slice_backward select_backward is_same_size set_ movedim stack cat is_pinned chunk roll diagonal unfold"
+    " new_empty_strided empty_strided"
+).split()
 EMPTY = {"empty", "empty_like", "new_empty"}
 FILLED = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1, "zero_": 0}
 GIVEN = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1, "scalar_tensor": 0}  # place of the value
@@ -95,7 +95,7 @@ class _Arithmetic(TorchDispatchMode):
             return self._lifted(args[0])
         if name in ("_to_copy", "copy_", "where"):
             return self._moved(func, name, args, kwargs)
-        if not floats or name in MOVES and len({t.dtype for t in floats}) == 1:
+        if not floats or (name in MOVES and len({t.dtype for t in floats}) == 1):
             if any(isinstance(v, torch.dtype) and v in FLOATS for v in kwargs.values()):
                 raise NotAlgebraic(f"{func} makes floats")
             return func(*args, **kwargs)
@@ -233,7 +233,7 @@ def _reduction(mode: _Arithmetic, func: Any, args: Any, kwargs: Any) -> Any:
     axes = tuple(axis % elements.ndim for axis in axes) if elements.ndim else ()
     total = mode.field.sum(elements, axes, bool(keepdims)) if axes else elements
     if name == "mean":
-        total = mode.field.divide(total, np.uint64(np.prod([elements.shape[axis] for axis in axes], dtype=np.int64)))
+        total = mode.field.divide(total, np.asarray(np.prod([elements.shape[axis] for axis in axes]), np.uint64))
     if name == "linalg_vector_norm":
         total = mode.field.root(total)
     return mode.tensor(total, dtype)

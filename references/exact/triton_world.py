@@ -20,11 +20,11 @@ from references.exact.field import Field, NotAlgebraic, pattern_dtype
 DTYPES = {tl.float16: "float16", tl.bfloat16: "bfloat16", tl.float32: "float32", tl.float64: "float64"}
 CONSTANTS = {"get_fp16": tl.float16, "get_bf16": tl.bfloat16, "get_fp32": tl.float32, "get_fp64": tl.float64}
 # Values are moved, not looked at; conversions, which all end in `cast_impl`, have a door of their own.
-MOVES = set(
-    "load store masked_load masked_store bitcast select reshape trans gather addptr expand_dims broadcast cat join split"
-    " splat unsplat make_tensor_descriptor descriptor_load descriptor_store print assert assume barrier int_to_ptr"
-    " ptr_to_int si_to_fp ui_to_fp fp_to_si fp_to_ui fp_ext fp_trunc int_cast fp_to_fp".split()
-)
+MOVES = (  # noqa: SIM905 - a list would take a line a name
+    "load store masked_load masked_store bitcast select reshape trans gather addptr expand_dims broadcast cat join"
+    " split splat unsplat make_tensor_descriptor descriptor_load descriptor_store print assert assume barrier"
+    " int_to_ptr ptr_to_int si_to_fp ui_to_fp fp_to_si fp_to_ui fp_ext fp_trunc int_cast fp_to_fp"
+).split()
 EQUAL, UNEQUAL = ("fcmpOEQ", "fcmpUEQ"), ("fcmpONE", "fcmpUNE")
 
 
