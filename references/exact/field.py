@@ -26,7 +26,7 @@ from references.arrays import numpy_dtype
 
 # The largest below 2^31 that are 7 modulo 8: two sums of products fit into 64 bits, and the squares of 15 bits below p.
 PRIMES = (2147483647, 2147483543, 2147483423, 2147483399)
-SCALES = {"float16": 1, "bfloat16": 9}  # squares; unequal, so that float16 and bfloat16 represent other numbers
+SCALES = {"float16": 1, "bfloat16": 48271**2}  # squares; unequal, so that the two formats represent other numbers
 # Exact in both formats: numbers of columns, powers of two, and what programs write as literals.
 SMALL = tuple(Fraction(n) for n in range(1, 257)) + tuple(Fraction(2) ** k for k in range(-14, 0))
 IS_FLOAT32 = np.uint64(1 << 32)  # a float64 pattern's mark: the value is known to be a float32
@@ -147,7 +147,7 @@ class Field:
             return (patterns.astype(np.uint64) & np.uint64(0xFFFFFFFF)) % np.uint64(self.prime)
         top = 2**self.magnitude_bits
         m = patterns.astype(np.uint64) % top
-        size = np.where(m < self.limit, m * m % self.prime * SCALES[dtype] % self.prime, 0).astype(np.uint64)
+        size = np.where(m < self.limit, m * m % self.prime * (SCALES[dtype] % self.prime) % self.prime, 0).astype(np.uint64)
         small = m >= self.limit
         if small.any():
             size[small] = self._small_sizes[(m[small] - self.limit).astype(np.int64)]

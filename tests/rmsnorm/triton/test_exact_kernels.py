@@ -145,7 +145,7 @@ def tuned() -> set[tuple[str, Any]]:
 
 @pytest.mark.parametrize(
     ("structure", "setting"),
-    zip(sorted(tuned()), itertools.cycle(SETTINGS), strict=False),
+    list(zip(sorted(tuned()), itertools.cycle(SETTINGS), strict=False)),
     ids=lambda value: "-".join(str(value).replace("(", "").replace(")", "").replace("'", "").split(", ")),
 )
 def test_every_tuned_structure(structure: tuple[str, Any], setting: tuple[str, str]) -> None:
