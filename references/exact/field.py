@@ -62,6 +62,7 @@ class Field:
             raise ValueError(f"prime must be 7 modulo 8 between {4**magnitude_bits} and 2^31, not {prime}")
         self.prime, self.seed, self.splits, self.magnitude_bits = prime, seed, splits, magnitude_bits
         self.negative_roots = 0
+        self._singles: dict[int, np.uint64] = {}  # float64 constants that float32 has not, and what it has instead
         self._small = SMALL if magnitude_bits == 15 else SMALL[:1]
         self.limit = 2**magnitude_bits - len(self._small)  # magnitudes below it stand for squares
 
@@ -130,8 +131,12 @@ class Field:
     def constant(self, value: Any, dtype: str) -> np.ndarray:
         """The pattern of a Python number in a format, 0-d."""
         if dtype == "float64":
-            exact = self.number(value) | (IS_FLOAT32 if float(np.float32(value)) == value else np.uint64(0))
-            return np.asarray(exact)
+            with np.errstate(over="ignore"):
+                single = float(np.float32(value))
+            if single == value:
+                return np.asarray(self.number(value) | IS_FLOAT32)
+            self._singles[int(self.number(value))] = self.number(single)
+            return np.asarray(self.number(value))
         with np.errstate(over="ignore"):
             return self.encode(np.asarray(self.number(float(np.float32(value)))), dtype)
 
@@ -147,7 +152,9 @@ class Field:
             return (patterns.astype(np.uint64) & np.uint64(0xFFFFFFFF)) % np.uint64(self.prime)
         top = 2**self.magnitude_bits
         m = patterns.astype(np.uint64) % top
-        size = np.where(m < self.limit, m * m % self.prime * (SCALES[dtype] % self.prime) % self.prime, 0).astype(np.uint64)
+        size = np.where(m < self.limit, m * m % self.prime * (SCALES[dtype] % self.prime) % self.prime, 0).astype(
+            np.uint64
+        )
         small = m >= self.limit
         if small.any():
             size[small] = self._small_sizes[(m[small] - self.limit).astype(np.int64)]
@@ -160,17 +167,24 @@ class Field:
         a = self.decode(patterns, source)
         if target == "float64":
             return a | IS_FLOAT32
-        if target == "float32" and source == "float64" and self.splits:
+        if source == "float64":
             known = np.asarray(patterns, np.uint64) & IS_FLOAT32 != 0
-            size, minus = self._size(a)
-            hashed = _hash(size, self.seed + 32) % np.uint64(self.prime)
-            return np.where(known, a, np.where(minus, self.negative(hashed), hashed)).astype(np.uint32)
+            a = self._from_double(a, known if self.splits and target == "float32" else np.ones_like(known))
         return self.encode(a, target)
 
     def round(self, a: np.ndarray, dtype: str) -> np.ndarray:
         """R of the specification: elements rounded to a format, as elements."""
         if dtype in SCALES:
             return self.decode(self.encode(a, dtype), dtype)
+        return a
+
+    def _from_double(self, a: np.ndarray, keeps: np.ndarray) -> np.ndarray:
+        """Float64 elements on their way to a narrower format: hashed unless they keep, and constants as they really are."""
+        size, minus = self._size(a)
+        hashed = _hash(size, self.seed + 32) % np.uint64(self.prime)
+        a = np.where(keeps, a, np.where(minus, self.negative(hashed), hashed))
+        for double, single in self._singles.items():
+            a = np.where(a == double, single, a)
         return a
 
     def _size(self, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -96,8 +96,8 @@ class _Arithmetic(TorchDispatchMode):
         if name in ("_to_copy", "copy_", "where"):
             return self._moved(func, name, args, kwargs)
         if not floats or (name in MOVES and len({t.dtype for t in floats}) == 1):
-            if any(isinstance(v, torch.dtype) and v in FLOATS for v in kwargs.values()):
-                raise NotAlgebraic(f"{func} makes floats")
+            if any(isinstance(v, torch.dtype) and (floats or v in FLOATS) for v in (*args, *kwargs.values())):
+                raise NotAlgebraic(f"{func} makes floats of other bits, or others of them")
             return func(*args, **kwargs)
         handler = HANDLERS.get(name.removesuffix("_"))
         if handler is None:

@@ -119,6 +119,13 @@ def test_float64_is_rounded_to_float32_only_where_the_field_splits() -> None:
         assert ((narrow == field.decode(given, "float64")).mean() > 0.99) != splits
 
 
+@pytest.mark.parametrize("splits", [True, False])
+def test_a_float64_constant_is_rounded_as_it_really_is(splits: bool) -> None:
+    field = Field(splits=splits)
+    narrow = field.cast(field.constant(0.3, "float64"), "float64", "float32")
+    assert field.decode(narrow, "float32") == field.number(float(np.float32(0.3))) != field.number(0.3)
+
+
 @pytest.mark.parametrize("dtype", SCALES)
 def test_a_narrow_sum_rounds_after_every_addition(dtype: str) -> None:
     field = FIELDS[0]
