@@ -48,7 +48,7 @@ GPU_COUNT = _gpu_count()
 # Before any test module imports rmsnorm: @triton.jit reads the choice when it decorates.
 INTERPRETED = False
 if _has("torch") and _has("triton"):
-    from references import interpreter
+    from references.candidates import interpreter
 
     INTERPRETED = interpreter.install()
 
@@ -110,7 +110,7 @@ def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """An object made in a test, loaded as a stranger's candidate is."""
 
     def load_object(found: Any) -> Any:
-        from references.implementation import load
+        from references.candidates.loading import load
 
         module = types.ModuleType("a_candidate")
         module.it = found

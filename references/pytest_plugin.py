@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from references import profile, report
-from references.cases import LEVELS, Case
-from references.conformance import check, plainest
-from references.explanation import explain
-from references.implementation import LoadError
-from references.isolation import Isolated
-from references.probing import Probe, probe
+from references.candidates import profile
+from references.candidates.loading import LoadError
+from references.candidates.probing import Probe, probe
+from references.candidates.process import Isolated
+from references.cells.cell import Case
+from references.cells.levels import LEVELS
+from references.judge.verdict import check, plainest
+from references.report.explanation import explain
+from references.report.terminal import claims
 
 FOUND = pytest.StashKey[Probe]()
 CHILD = pytest.StashKey[Isolated]()
@@ -75,7 +77,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     found = config.stash.get(FOUND, None)
     if found is None:
         return []
-    first, *others = report.claims(found.profile, found.notes)
+    first, *others = claims(found.profile, found.notes)
     return [f"rmsnorm: {found.implementation.name}; {first}", *others]
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from rmsnorm import eager, ops, sharding, transforms
+from rmsnorm import nested, ops, ownership, sharding, transforms
+from rmsnorm.checks import check_inputs, check_settings
 
 
 class LigerRMSNormFunction(torch.autograd.Function):
@@ -25,10 +27,14 @@ class LigerRMSNormFunction(torch.autograd.Function):
         row_mode: bool | None = None,
     ) -> torch.Tensor:
         """Y. torch.compile traces `forward` and `backward` without coming here."""
-        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        eps, offset = check_settings(eps, offset, casting_mode, in_place, row_mode)
+        if type(X) is not torch.Tensor:
+            sharding.register()  # perhaps the first DTensor
+            if nested.is_jagged(X):
+                return nested.map_values(cls.apply, X, W, eps, offset, casting_mode, in_place, row_mode)
+            check_inputs(X, W)
+        if _is_traced(X):
             return transforms.rms_norm(X, W, eps, offset, casting_mode)
-        if type(X) is not torch.Tensor:  # perhaps the first DTensor
-            sharding.register()
         if not torch.is_grad_enabled():  # no node for a gradient that cannot be asked for: it takes host time
             return ops.forward(X, W, eps, offset, casting_mode, row_mode)[0]
         return super().apply(X, W, eps, offset, casting_mode, in_place, row_mode)
@@ -44,6 +50,11 @@ class LigerRMSNormFunction(torch.autograd.Function):
         in_place: bool = True,
         row_mode: bool | None = None,
     ) -> torch.Tensor:
+        if torch.compiler.is_compiling():  # Dynamo comes here past `apply`
+            eps, offset = check_settings(eps, offset, casting_mode, in_place, row_mode)
+            check_inputs(X, W)
+            if torch._C._are_functorch_transforms_active():  # it drops `backward` then
+                return transforms.rms_norm(X, W, eps, offset, casting_mode)
         Y, RSTD = ops.forward(X, W, eps, offset, casting_mode, row_mode)
         ctx.save_for_backward(X, W, RSTD)
         ctx.settings = (eps, offset, casting_mode, row_mode)
@@ -52,84 +63,34 @@ class LigerRMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        compiling = torch.compiler.is_compiling()
+        exclusive = ctx.in_place and not compiling and not torch.is_grad_enabled() and ownership.is_exclusive(grads)
         (dY,) = grads
         X, W, RSTD = ctx.saved_tensors
-        eps, offset, casting_mode, row_mode = ctx.settings
+        settings = ctx.settings
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        compiling = torch.compiler.is_compiling()
         dX: torch.Tensor | None = None
         dW: torch.Tensor | None = None
         if torch._C._are_functorch_transforms_active():  # torch.func.vmap over this backward
-            dX, dW = transforms.rms_norm_backward(dY, X, W, eps, offset, casting_mode)
-        elif torch.is_grad_enabled() and not compiling:  # create_graph: the gradients are differentiable themselves
-            dX, dW = _RMSNormBackward.apply(dY, X, W, RSTD, eps, offset, casting_mode, row_mode, needs_dx, needs_dw)
-        elif needs_dx and ctx.in_place and not compiling and _may_overwrite(dY, X, W):
-            dW = ops.backward_(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dw)
+            dX, dW = transforms.rms_norm_backward(dY, X, W, *settings[:3])
+        elif torch.is_grad_enabled() and not compiling:  # create_graph: the operator's own derivative
+            dX, dW = ops.rms_norm_backward(dY, X, W, RSTD, *settings, needs_dx, needs_dw)
+        elif needs_dx and exclusive:
+            dW = ops.backward_(dY, X, W, RSTD, *settings, needs_dw)
             dX = dY
         else:
-            dX, dW = ops.backward(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dx, needs_dw)
+            dX, dW = ops.backward(dY, X, W, RSTD, *settings, needs_dx, needs_dw)
         return (dX if needs_dx else None, dW if needs_dw else None, None, None, None, None, None)
 
 
-def _may_overwrite(dY: torch.Tensor, X: torch.Tensor, W: torch.Tensor | None) -> bool:
-    """Whether dX may be written over dY: dY is dense, and its memory holds nothing that must stay."""
-    if type(dY) is not torch.Tensor or not dY.is_contiguous() or dY.is_inference():
-        return False
-    try:
-        storage = dY.untyped_storage().data_ptr()
-    except NotImplementedError:  # is_grads_batched: a batch of dY that has no storage of its own
-        return False
-    # y.backward(x) is legal: X and W are never written.
-    return storage != X.untyped_storage().data_ptr() and (W is None or storage != W.untyped_storage().data_ptr())
-
-
-class _RMSNormBackward(torch.autograd.Function):
-    """The first backward as a differentiable function of dY, X and W.
-
-    Its own backward differentiates the unrounded formula in eager PyTorch, in the compute dtype, with RSTD as a
-    function of X; the roundings of the casting mode have derivative one.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        dY: torch.Tensor,
-        X: torch.Tensor,
-        W: torch.Tensor | None,
-        RSTD: torch.Tensor,
-        eps: float,
-        offset: float,
-        casting_mode: str,
-        row_mode: bool | None,
-        needs_dx: bool,
-        needs_dw: bool,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        dX, dW = ops.backward(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dx, needs_dw)
-        ctx.save_for_backward(dY, X, W)
-        ctx.settings = (eps, offset, RSTD.dtype)
-        return dX if needs_dx else None, dW if needs_dw else None
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        eps, offset, c_dtype = ctx.settings
-        create_graph = torch.is_grad_enabled()
-        with torch.enable_grad():
-            # Aliases: dY may itself be a function of X, and what flows through it is the engine's to add.
-            inputs: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
-            wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-            outputs = eager.unrounded_backward(*inputs, eps=eps, offset=offset, c_dtype=c_dtype)
-            pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o is not None and g is not None]
-            found = iter(
-                torch.autograd.grad(
-                    [o for o, _ in pairs],
-                    wanted,
-                    [g for _, g in pairs],
-                    create_graph=create_graph,
-                    allow_unused=True,
-                )
-            )
-        gradients = [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
-        return (*gradients, None, None, None, None, None, None, None)
+def _is_traced(X: Any) -> bool:
+    """Whether a transform or a recorder is at work that differentiates or records PyTorch's own operations only."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or transforms.is_masked(X)
+    )
 
 
 def liger_rms_norm(
@@ -144,22 +105,35 @@ def liger_rms_norm(
     """Y = X / sqrt(mean(X²) + eps) · (W + offset), over the last dimension.
 
     Args:
-        X: (..., H), float16, bfloat16, float32 or float64, any strides.
+        X: (..., H), float16, bfloat16, float32 or float64, any strides; a jagged NestedTensor too.
         W: (H,), any of these dtypes, or None for no weight (offset is then ignored).
-        eps: added to the mean square; finite and not negative, exact in the compute dtype.
-        offset: added to W in the compute dtype; 0.0 for Llama, 1.0 for Gemma.
+        eps: added to the mean square; one finite number, not negative, exact in the compute dtype.
+        offset: one number, added to W in the compute dtype; 0.0 for Llama, 1.0 for Gemma.
         casting_mode: where values are rounded to X's dtype on the way: "llama" (X·RSTD), "gemma" (nothing but Y),
             "none" (every step). The compute dtype is float64 for float64 X, float32 otherwise.
-        in_place: permits the backward to write dX over dY. Pass False where dY is used elsewhere.
+        in_place: permits the backward to write dX over dY. It does so only where nobody else can see dY, so that the
+            setting shows in memory alone.
         row_mode: None lets the shape choose the kernel variant, True forces row-wise, False block-wise.
 
     Returns:
         Y: shape and dtype of X, contiguous.
 
     Raises:
-        TypeError: a dtype that is none of the four.
+        TypeError: a dtype that is none of the four, no dense tensor, or a setting of the wrong type.
         ValueError: a shape, device or setting that cannot be computed; the message names both values.
 
     Formula: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4, with eps inside the root.
     """
-    return LigerRMSNormFunction.apply(X, W, eps, offset, casting_mode, in_place, row_mode)
+    if has_torch_function_variadic(X, W):  # torch.fx records the call; subclasses and modes see one function
+        return handle_torch_function(
+            liger_rms_norm, (X, W), X, W, eps, offset, casting_mode, in_place=in_place, row_mode=row_mode
+        )
+    if not torch.compiler.is_compiling():
+        return LigerRMSNormFunction.apply(X, W, eps, offset, casting_mode, in_place, row_mode)
+    eps, offset = check_settings(eps, offset, casting_mode, in_place, row_mode)
+    if nested.is_jagged(X):
+        return nested.map_values(liger_rms_norm, X, W, eps, offset, casting_mode, in_place, row_mode)
+    check_inputs(X, W)
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return transforms.rms_norm(X, W, eps, offset, casting_mode)
+    return ops.rms_norm_forward(X, W, eps, offset, casting_mode, row_mode)[0]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from rmsnorm import eager
-from rmsnorm.checks import CASTING_MODE_NAMES, DTYPES
+from rmsnorm.checks import CASTING_MODE_NAMES, DTYPES, compute_dtype
 
 OFFSETS = (0.0, 1.0)
 LEAST_EXACT = 0.999  # in float16 and bfloat16; the rest within one ulp
@@ -133,7 +133,7 @@ def _agreement(module: nn.Module, x: torch.Tensor, eps: float, offset: float, ca
     if not isinstance(got, torch.Tensor) or got.shape != x.shape or got.dtype != x.dtype:
         what = f"{tuple(got.shape)} {got.dtype}" if isinstance(got, torch.Tensor) else type(got).__name__
         raise NotRMSNorm(f"for {tuple(x.shape)} {x.dtype} it returns {what}")
-    c_dtype = torch.promote_types(x.dtype, torch.float32)
+    c_dtype = compute_dtype(x.dtype)
     weight = module.weight
     assert weight is None or isinstance(weight, torch.Tensor)
     wanted, _ = eager.rms_norm_forward(x, weight, eps=eps, offset=offset, casting_mode=casting_mode, c_dtype=c_dtype)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
+from torch.overrides import has_torch_function_unary
 
 from rmsnorm import sharding
-from rmsnorm.checks import check_settings
+from rmsnorm.checks import check_settings, check_size
 from rmsnorm.function import liger_rms_norm
 
 
@@ -14,7 +17,7 @@ class LigerRMSNorm(nn.Module):
     """RMSNorm over the last dimension, a drop-in for the Llama and Gemma norms and for torch.nn.RMSNorm.
 
     Args:
-        hidden_size: H, the size of the last dimension; 1 or more.
+        hidden_size: H, the size of the last dimension; 1 or more, or a shape of that one dimension.
         eps, offset, casting_mode, in_place, row_mode: see `rmsnorm.liger_rms_norm`.
         init_fn: "ones" or "zeros", what `reset_parameters` fills the weight with. Gemma is offset 1.0 with "zeros".
         elementwise_affine: False for no weight; offset is then ignored.
@@ -25,14 +28,14 @@ class LigerRMSNorm(nn.Module):
         variance_epsilon: eps, under the name that the Llama classes give it.
 
     Raises:
-        TypeError: elementwise_affine is no bool. Upstream's seventh positional argument is row_mode; here it is
-            elementwise_affine, and row_mode is keyword-only.
+        TypeError: a setting of the wrong type. Upstream's seventh positional argument is row_mode; here it is
+            elementwise_affine, which must be a bool, and row_mode is keyword-only.
         ValueError: hidden_size below 1, an unknown init_fn or casting_mode, eps negative or not finite.
     """
 
     def __init__(
         self,
-        hidden_size: int,
+        hidden_size: int | tuple[int] | list[int],
         eps: float = 1e-6,
         offset: float = 0.0,
         casting_mode: str = "llama",
@@ -45,8 +48,7 @@ class LigerRMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if hidden_size < 1:
-            raise ValueError(f"hidden_size must be at least 1, got {hidden_size}")
+        hidden_size = check_size(hidden_size)
         if init_fn not in ("ones", "zeros"):
             raise ValueError(f"init_fn must be 'ones' or 'zeros', got {init_fn!r}")
         if not isinstance(elementwise_affine, bool):
@@ -54,7 +56,7 @@ class LigerRMSNorm(nn.Module):
                 f"elementwise_affine must be a bool, got {elementwise_affine!r}; the seventh positional argument is "
                 "elementwise_affine, row_mode is passed by keyword"
             )
-        check_settings(eps, offset, casting_mode)
+        eps, offset = check_settings(eps, offset, casting_mode, in_place, row_mode)
         self.hidden_size = hidden_size
         self.variance_epsilon = eps
         self.offset = offset
@@ -82,10 +84,9 @@ class LigerRMSNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Y, shape and dtype of hidden_states (..., hidden_size). Raises as `rmsnorm.liger_rms_norm` does."""
-        if hidden_states.dim() > 0 and hidden_states.shape[-1] != self.hidden_size:
-            raise ValueError(
-                f"X must have hidden_size {self.hidden_size} columns, got shape {tuple(hidden_states.shape)}"
-            )
+        # What stands for a tensor (torch.fx's proxies) has no shape to ask for.
+        if not has_torch_function_unary(hidden_states):
+            self._check_columns(hidden_states)
         return liger_rms_norm(
             hidden_states,
             self.weight,
@@ -95,6 +96,10 @@ class LigerRMSNorm(nn.Module):
             self.in_place,
             self.row_mode,
         )
+
+    def _check_columns(self, x: Any) -> None:
+        if isinstance(x, torch.Tensor) and x.dim() > 0 and x.shape[-1] != self.hidden_size:
+            raise ValueError(f"X must have hidden_size {self.hidden_size} columns, got shape {tuple(x.shape)}")
 
     def extra_repr(self) -> str:
         return (

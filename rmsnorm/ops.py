@@ -1,4 +1,4 @@
-"""The operators `torch.ops.rmsnorm.*`: schemas, implementations for CUDA and CPU, shapes for tracing.
+"""The operators `torch.ops.rmsnorm.*`: schemas, implementations for CUDA and CPU, shapes for tracing, derivatives.
 
     rms_norm_forward    y, shape and dtype of x, and rstd, x.shape[:-1] in the compute dtype
     rms_norm_backward   dx and dw; one that is not needed is an empty tensor
@@ -6,136 +6,109 @@
 
 CUDA tensors run the Triton kernels. CPU tensors run eager PyTorch, or, with TRITON_INTERPRET=1, the kernels in Triton's
 interpreter. Rows of more than 65,536 columns run eager PyTorch everywhere.
+
+The first two carry their derivatives, so that a traced or exported program trains. The backward takes rstd for what it
+is, a function of x: eps is among its arguments for that derivative alone.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from typing import Any
 
-from rmsnorm import eager, launch
-from rmsnorm.checks import check_backward, check_forward
-from rmsnorm.config import MAX_FUSED_COLS
+import torch
+import torch._library.triton
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+
+from rmsnorm import eager
+from rmsnorm.checks import check_backward, check_forward, compute_dtype
+from rmsnorm.fused import launch
+from rmsnorm.fused.tiles import MAX_FUSED_COLS
 
 _LIBRARY = torch.library.Library("rmsnorm", "DEF")
-_BACKWARD_ARGUMENTS = "Tensor x, Tensor? w, Tensor rstd, float offset, str casting_mode, bool? row_mode"
-_LIBRARY.define(
-    "rms_norm_forward(Tensor x, Tensor? w, float eps, float offset, str casting_mode, bool? row_mode)"
-    " -> (Tensor, Tensor)"
-)
+_SETTINGS = "float eps, float offset, str casting_mode, bool? row_mode"
+_BACKWARD_ARGUMENTS = f"Tensor x, Tensor? w, Tensor rstd, {_SETTINGS}"
+_LIBRARY.define(f"rms_norm_forward(Tensor x, Tensor? w, {_SETTINGS}) -> (Tensor, Tensor)")
 # needs_dx and needs_dw are bools in type int: DTensor remembers a sharding by the tensors and what follows an int.
 _LIBRARY.define(f"rms_norm_backward(Tensor dy, {_BACKWARD_ARGUMENTS}, int needs_dx, int needs_dw) -> (Tensor, Tensor)")
 _LIBRARY.define(f"rms_norm_backward_(Tensor(a!) dy, {_BACKWARD_ARGUMENTS}, bool needs_dw) -> Tensor")
+
+Weight = torch.Tensor | None
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _uses_kernels(x: torch.Tensor) -> bool:
     return (x.device.type != "cpu" or launch.INTERPRETED) and x.shape[-1] <= MAX_FUSED_COLS
 
 
-def _forward(
-    x: torch.Tensor,
-    w: torch.Tensor | None,
-    eps: float,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mode: str, row_mode: bool | None) -> Pair:
     check_forward(x, w, eps, offset, casting_mode)
     if _uses_kernels(x):
-        return launch.rms_norm_forward(x, w, eps=eps, offset=offset, casting_mode=casting_mode, row_mode=row_mode)
-    y, rstd = eager.rms_norm_forward(
-        x.contiguous(),
-        w,
-        eps=eps,
-        offset=offset,
-        casting_mode=casting_mode,
-        c_dtype=launch.compute_dtype(x.dtype),
-    )
-    return y, rstd
+        settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode}
+        return launch.rms_norm_forward(x, w, **settings, row_mode=row_mode)
+    return _composed(x, w, eps, offset, casting_mode, row_mode)
 
 
-def _backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor | None,
-    rstd: torch.Tensor,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
-    needs_dx: bool,
-    needs_dw: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_backward(dy, x, w, rstd, offset, casting_mode)
+def _composed(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mode: str, row_mode: bool | None) -> Pair:
+    settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode}
+    return eager.rms_norm_forward(x.contiguous(), w, **settings, c_dtype=compute_dtype(x.dtype))
+
+
+def _backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> Pair:
+    *settings, needs_dx, needs_dw = rest
+    check_backward(dy, x, w, rstd, *settings[:3])
+    dx: torch.Tensor | None
     if _uses_kernels(x):
         dx = x.new_empty(x.shape) if needs_dx else None
-        dw = launch.rms_norm_backward(
-            dy,
-            x,
-            w,
-            rstd,
-            offset=offset,
-            casting_mode=casting_mode,
-            dx=dx,
-            needs_dw=needs_dw,
-            row_mode=row_mode,
-        )
+        dw = _launch_backward(dy, x, w, rstd, settings, dx, needs_dw)
     else:
-        dx, dw = _eager_backward(dy, x, w, rstd, offset, casting_mode, needs_dx, needs_dw)
+        dx, dw = _eager_backward(dy, x, w, rstd, settings, needs_dx, needs_dw)
     return _or_empty(dx, x), _or_empty(dw, x)
 
 
-def _backward_(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor | None,
-    rstd: torch.Tensor,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
-    needs_dw: bool,
-) -> torch.Tensor:
-    check_backward(dy, x, w, rstd, offset, casting_mode)
+def _backward_(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *settings, needs_dw = rest
+    check_backward(dy, x, w, rstd, *settings[:3])
     if not dy.is_contiguous():
         raise ValueError(f"dY must be contiguous to be overwritten, got shape {dy.shape}, strides {dy.stride()}")
     if _uses_kernels(x):
-        dw = launch.rms_norm_backward(
-            dy,
-            x,
-            w,
-            rstd,
-            offset=offset,
-            casting_mode=casting_mode,
-            dx=dy,
-            needs_dw=needs_dw,
-            row_mode=row_mode,
-        )
+        dw = _launch_backward(dy, x, w, rstd, settings, dy, needs_dw)
     else:
-        dx, dw = _eager_backward(dy, x, w, rstd, offset, casting_mode, True, needs_dw)
-        assert dx is not None
-        dy.copy_(dx)
+        dx, dw = _eager_backward(dy, x, w, rstd, settings, True, needs_dw)
+        dy.copy_(dx)  # type: ignore[arg-type]
     return _or_empty(dw, x)
+
+
+def _launch_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    w: Weight,
+    rstd: torch.Tensor,
+    settings: list[Any],
+    dx: torch.Tensor | None,
+    needs_dw: bool,
+    records: bool = False,
+) -> torch.Tensor | None:
+    _, offset, casting_mode, row_mode = settings
+    about: dict[str, Any] = {"offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
+    return launch.rms_norm_backward(dy, x, w, rstd, **about, dx=dx, needs_dw=bool(needs_dw), records=records)
 
 
 def _eager_backward(
     dy: torch.Tensor,
     x: torch.Tensor,
-    w: torch.Tensor | None,
+    w: Weight,
     rstd: torch.Tensor,
-    offset: float,
-    casting_mode: str,
+    settings: list[Any],
     needs_dx: bool,
     needs_dw: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    _, offset, casting_mode, _ = settings
+    about: dict[str, Any] = {"offset": offset, "casting_mode": casting_mode}
+    needs: dict[str, Any] = {"needs_dx": bool(needs_dx), "needs_dw": bool(needs_dw)}
     # Contiguous copies: an eager reduction orders its additions by the strides, and so would its bits.
-    return eager.rms_norm_backward(
-        dy.contiguous(),
-        x.contiguous(),
-        w,
-        rstd,
-        offset=offset,
-        casting_mode=casting_mode,
-        needs_dx=needs_dx,
-        needs_dw=needs_dw,
-    )
+    return eager.rms_norm_backward(dy.contiguous(), x.contiguous(), w, rstd, **about, **needs)
 
 
 def _or_empty(gradient: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
@@ -143,49 +116,24 @@ def _or_empty(gradient: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(0) if gradient is None else gradient
 
 
-def _forward_fake(
-    x: torch.Tensor,
-    w: torch.Tensor | None,
-    eps: float,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_forward(x, w, eps, offset, casting_mode)
-    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=launch.compute_dtype(x.dtype))
+def _forward_fake(x: torch.Tensor, w: Weight, *settings: Any) -> Pair:
+    check_forward(x, w, *settings[:3])
+    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=compute_dtype(x.dtype))
 
 
-def _backward_fake(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor | None,
-    rstd: torch.Tensor,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
-    needs_dx: bool,
-    needs_dw: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_backward(dy, x, w, rstd, offset, casting_mode)
-    dx = x.new_empty(x.shape) if needs_dx else x.new_empty(0)
-    return dx, _dw_fake(x, w, needs_dw)
+def _backward_fake(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> Pair:
+    *settings, needs_dx, needs_dw = rest
+    check_backward(dy, x, w, rstd, *settings[:3])
+    return x.new_empty(x.shape) if needs_dx else x.new_empty(0), _dw_fake(x, w, needs_dw)
 
 
-def _backward_fake_(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor | None,
-    rstd: torch.Tensor,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
-    needs_dw: bool,
-) -> torch.Tensor:
-    check_backward(dy, x, w, rstd, offset, casting_mode)
+def _backward_fake_(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *settings, needs_dw = rest
+    check_backward(dy, x, w, rstd, *settings[:3])
     return _dw_fake(x, w, needs_dw)
 
 
-def _dw_fake(x: torch.Tensor, w: torch.Tensor | None, needs_dw: bool) -> torch.Tensor:
+def _dw_fake(x: torch.Tensor, w: Weight, needs_dw: bool) -> torch.Tensor:
     return w.new_empty(w.shape) if needs_dw and w is not None else x.new_empty(0)
 
 
@@ -203,10 +151,120 @@ rms_norm_backward = torch.ops.rmsnorm.rms_norm_backward.default
 rms_norm_backward_ = torch.ops.rmsnorm.rms_norm_backward_.default
 
 
+def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
+    x, w, *ctx.settings = inputs
+    ctx.save_for_backward(x, w, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate_forward(ctx: Any, dy: torch.Tensor | None, drstd: torch.Tensor | None) -> Any:
+    x, w, rstd = ctx.saved_tensors
+    needs_dx, needs_dw = ctx.needs_input_grad[:2]
+    dx = dw = None
+    if dy is not None:
+        dx, dw = rms_norm_backward(dy, x, w, rstd, *ctx.settings, needs_dx, needs_dw)
+    if drstd is not None and needs_dx:  # of a program that uses the second result
+        c_dtype = rstd.dtype
+        through_rstd = (x.to(c_dtype) * (drstd * -rstd.pow(3) / x.shape[-1]).unsqueeze(-1)).to(x.dtype)
+        dx = through_rstd if dx is None else dx + through_rstd
+    return dx if needs_dx else None, dw if needs_dw else None, None, None, None, None
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
+    dy, x, w, rstd, ctx.eps, ctx.offset, *_, ctx.needs_dx, ctx.needs_dw = inputs
+    ctx.save_for_backward(dy, x, w)
+    ctx.c_dtype = rstd.dtype
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate_backward(ctx: Any, ddx: torch.Tensor | None, ddw: torch.Tensor | None) -> Any:
+    """The derivative of the unrounded formula in eager PyTorch, of any order; roundings have derivative one."""
+    grads = (ddx if ctx.needs_dx else None, ddw if ctx.needs_dw else None)
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Aliases: dY may itself be a function of X, and what flows through it is the engine's to add.
+        inputs: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
+        wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+        outputs = eager.unrounded_backward(*inputs, eps=ctx.eps, offset=ctx.offset, c_dtype=ctx.c_dtype)
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o is not None and g is not None]
+        found = iter(
+            torch.autograd.grad(
+                [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=create_graph, allow_unused=True
+            )
+            if pairs
+            else [None] * len(wanted)
+        )
+    gradients = [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
+    return (*gradients, *[None] * 7)
+
+
+torch.library.register_autograd(
+    "rmsnorm::rms_norm_forward", _differentiate_forward, setup_context=_setup_forward, lib=_LIBRARY
+)
+torch.library.register_autograd(
+    "rmsnorm::rms_norm_backward", _differentiate_backward, setup_context=_setup_backward, lib=_LIBRARY
+)
+
+
+def _recorded(run: Callable[..., Pair]) -> Callable[..., Any]:
+    """What torch.compile makes of an operator: the launches themselves, so that a compiled graph calls no Python.
+
+    An exported program keeps the operator, and so does whatever `run` refuses.
+    """
+
+    def rule(mode: Any, op: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        from torch.export import _trace
+
+        plain = all(issubclass(t, torch.Tensor) and t in _TRACED for t in types)
+        if not plain:
+            return NotImplemented
+        exports = _trace.custom_triton_ops_decomposition_disabled()
+        if exports or kwargs or not all(t.is_cuda for t in args if isinstance(t, torch.Tensor)):
+            return mode.__torch_dispatch__(op, types, args, kwargs)
+        with mode:
+            result = run(*args)
+        return mode.__torch_dispatch__(op, types, args, kwargs) if result is NotImplemented else result
+
+    return rule
+
+
+_TRACED = (torch.Tensor, FunctionalTensor, FakeTensor)
+
+
+def _record_forward(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mode: str, row_mode: Any) -> Any:
+    check_forward(x, w, eps, offset, casting_mode)
+    if not _uses_kernels(x) or isinstance(x.shape[-1], torch.SymInt):
+        return NotImplemented
+    settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
+    return launch.rms_norm_forward(x, w, **settings, records=True)
+
+
+def _record_backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> Any:
+    *settings, needs_dx, needs_dw = rest
+    check_backward(dy, x, w, rstd, *settings[:3])
+    # The number of partial rows of dw, and the tile that sums them, follow from the number of rows.
+    symbolic = any(isinstance(size, torch.SymInt) for size in (*dy.shape, *dy.stride(), *x.stride()))
+    if not _uses_kernels(x) or symbolic or (needs_dx and launch.splits_rows(x, settings[3])):
+        return NotImplemented
+    dx = x.new_empty(x.shape) if needs_dx else None
+    return _or_empty(dx, x), _or_empty(_launch_backward(dy, x, w, rstd, settings, dx, needs_dw, records=True), x)
+
+
+for _name, _record, _kernels in (
+    ("rmsnorm::rms_norm_forward", _record_forward, launch.FORWARD_KERNELS),
+    ("rmsnorm::rms_norm_backward", _record_backward, launch.BACKWARD_KERNELS),
+):
+    torch.library.register_torch_dispatch(_name, FunctionalTensorMode, _recorded(_record), lib=_LIBRARY)
+    # PyTorch's cache of compiled graphs is keyed by the sources of the kernels that it finds here.
+    torch._library.triton.triton_ops_to_kernels[_name] = list(_kernels)
+
+# The table that torch.onnx reads: an ONNX model holds PyTorch's operators only. torch.compile does not look there.
+torch._decomp.register_decomposition(rms_norm_forward)(_composed)
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def needs_dispatcher(x: torch.Tensor, w: torch.Tensor | None) -> bool:
+def needs_dispatcher(x: torch.Tensor, w: Weight) -> bool:
     """Whether a call must go through the dispatcher: subclasses, tracing, dispatch modes, other devices.
 
     For plain tensors of which nobody keeps a record it only costs host time, twice that of a launch.
@@ -220,44 +278,23 @@ def needs_dispatcher(x: torch.Tensor, w: torch.Tensor | None) -> bool:
     )
 
 
-def forward(
-    x: torch.Tensor, w: torch.Tensor | None, eps: float, offset: float, casting_mode: str, row_mode: bool | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(x: torch.Tensor, w: Weight, *settings: Any) -> Pair:
     """rms_norm_forward by the shortest way."""
     run = rms_norm_forward if needs_dispatcher(x, w) else _forward
-    return run(x, w, eps, offset, casting_mode, row_mode)
+    return run(x, w, *settings)
 
 
-def backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor | None,
-    rstd: torch.Tensor,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
-    needs_dx: bool,
-    needs_dw: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, *rest: Any) -> Pair:
     """rms_norm_backward by the shortest way."""
     direct = not needs_dispatcher(x, w) and type(dy) in _PLAIN and not torch._C._functorch.is_legacy_batchedtensor(dy)
     run = _backward if direct else rms_norm_backward  # a batch of dY, of is_grads_batched, is no plain tensor either
-    return run(dy, x, w, rstd, offset, casting_mode, row_mode, needs_dx, needs_dw)
+    return run(dy, x, w, *rest)
 
 
-def backward_(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor | None,
-    rstd: torch.Tensor,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
-    needs_dw: bool,
-) -> torch.Tensor:
+def backward_(dy: torch.Tensor, x: torch.Tensor, w: Weight, *rest: Any) -> torch.Tensor:
     """rms_norm_backward_ by the shortest way; dy is a plain tensor."""
     if needs_dispatcher(x, w):
-        return rms_norm_backward_(dy, x, w, rstd, offset, casting_mode, row_mode, needs_dw)
-    dw = _backward_(dy, x, w, rstd, offset, casting_mode, row_mode, needs_dw)
+        return rms_norm_backward_(dy, x, w, *rest)
+    dw = _backward_(dy, x, w, *rest)
     torch.autograd.graph.increment_version(dy)  # as the dispatcher does for an argument that is written
     return dw

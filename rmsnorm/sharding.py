@@ -48,6 +48,7 @@ def _backward_shardings(
     x: Any,
     w: Any,
     rstd: Any,
+    eps: float,
     offset: float,
     casting_mode: str,
     row_mode: bool | None,
@@ -61,5 +62,5 @@ def _backward_shardings(
     for rows in _row_placements(x):
         dx = rows if needs_dx else Replicate()
         dw = Partial() if needs_dw and w is not None and rows != Replicate() else Replicate()
-        shardings.append(([dx, dw], [rows, rows, whole, rows, None, None, None, None, None]))
+        shardings.append(([dx, dw], [rows, rows, whole, rows, *[None] * 6]))
     return shardings

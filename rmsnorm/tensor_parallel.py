@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rmsnorm import eager
-from rmsnorm.checks import check_forward
+from rmsnorm.checks import check_inputs, check_settings, compute_dtype
 
 
 class _HiddenShardedRMSNorm(torch.autograd.Function):
@@ -32,7 +32,7 @@ class _HiddenShardedRMSNorm(torch.autograd.Function):
             eps=eps,
             offset=offset,
             casting_mode=casting_mode,
-            c_dtype=torch.promote_types(X.dtype, torch.float32),
+            c_dtype=compute_dtype(X.dtype),
             row_mean=_mean_over_group(hidden_size, group),
         )
         ctx.save_for_backward(X, W, RSTD)
@@ -100,7 +100,8 @@ def hidden_sharded_rms_norm(
     Raises:
         TypeError, ValueError: as `rmsnorm.liger_rms_norm`; the backward NotImplementedError for a second derivative.
     """
-    check_forward(X, W, eps, offset, casting_mode, least_cols=0)
+    eps, offset = check_settings(eps, offset, casting_mode)
+    check_inputs(X, W, least_cols=0)
     if hidden_size < max(1, X.shape[-1]):
         raise ValueError(
             f"hidden_size counts the columns of all ranks, got {hidden_size} and {X.shape[-1]} columns here"

@@ -1,15 +1,25 @@
-"""RMSNorm for torch.func and for dual numbers: a composition of differentiable PyTorch operations.
+"""RMSNorm for torch.func, dual numbers, torch.jit.trace and MaskedTensors: a composition of PyTorch operations.
 
 vmap, grad, jvp and their compositions differentiate this composition to any order, where the operators and their fused
-kernels know one derivative. Values are those of the casting mode, bit for bit those of `rmsnorm.eager`; derivatives
-take every rounding as the identity and RSTD where it was rounded to, as the operators' backward does.
+kernels know one derivative; a recorded program holds it instead of an operator that only this package knows. Values are
+those of the casting mode, bit for bit those of `rmsnorm.eager`; derivatives take every rounding as the identity and
+RSTD where it was rounded to, as the operators' backward does.
 """
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import torch
 
-from rmsnorm.checks import check_forward
+from rmsnorm.checks import check_forward, compute_dtype
+
+
+def is_masked(x: Any) -> bool:
+    """Whether x is a MaskedTensor."""
+    masked = sys.modules.get("torch.masked")
+    return masked is not None and isinstance(x, masked.MaskedTensor)
 
 
 def _straight_through(value: torch.Tensor, smooth: torch.Tensor) -> torch.Tensor:
@@ -29,7 +39,7 @@ def rms_norm(x: torch.Tensor, w: torch.Tensor | None, eps: float, offset: float,
     """y, shape and dtype of x. x: (..., n_cols); w: (n_cols,) or None. Raises as `rmsnorm.liger_rms_norm` does."""
     check_forward(x, w, eps, offset, casting_mode)
     rounds_all = casting_mode == "none"
-    x_c = x.to(torch.promote_types(x.dtype, torch.float32))
+    x_c = x.to(compute_dtype(x.dtype))
     squares = x_c.pow(2)
     mean_square = (_rounded(squares, x.dtype) if rounds_all else squares).mean(-1, keepdim=True)
     if rounds_all:

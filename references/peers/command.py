@@ -11,11 +11,13 @@ from typing import Any
 
 from rich.console import Console
 
-from references import interpreter, report
-from references.cases import Case
+from references.candidates import interpreter
+from references.cells.cell import Case
 from references.peers.registry import PEERS, Peer
 from references.peers.survey import survey
 from references.peers.table import document, markdown, place, read
+from references.report.environment import machine
+from references.report.files import finite
 
 
 def choose(only: Sequence[str] | None) -> list[Peer]:
@@ -62,10 +64,10 @@ def judge_peers(
     device, interpreted = _settle(device)
     surveys: list[dict[str, Any]] = []
     missing: dict[str, str] = {}
-    about = report.machine(device, interpreted)
+    about = machine(device, interpreted)
 
     def result() -> dict[str, Any]:
-        return report.finite(document(surveys, missing, about))
+        return finite(document(surveys, missing, about))
 
     for peer in selected:
         reason = peer.missing(device)

@@ -7,8 +7,8 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
-from references.cases import Case
-from references.profile import Profile
+from references.candidates.profile import Profile
+from references.cells.cell import Case
 
 SINGLE = ("float16", "bfloat16", "float32")  # float64 input would be computed in float32
 ALL = (*SINGLE, "float64")

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from references import arrays, numpy_reference, report
-from references.cases import Case, make_inputs
-from references.conformance import check_all
-from references.deviations import deviations
-from references.implementation import Implementation, load
+from references import arrays, numpy_reference
+from references.candidates.loading import Implementation, load
+from references.cells.cell import Case, make_inputs
+from references.judge.verdict import check_all
 from references.peers.registry import Peer
+from references.report.deviations import deviations
+from references.report.summary import summarize
 from references.spec import CastingMode
 
 LARGE = (256, 1024)  # enough elements for the rare ones, in which gradients cancel
@@ -84,6 +85,6 @@ def _judge(peer: Peer, device: str, mode: str, level: Sequence[Case]) -> dict[st
     return {
         "mode": mode,
         "roundings": bits,
-        "rows": [asdict(row) for row in report.summarize(verdicts)],
+        "rows": [asdict(row) for row in summarize(verdicts)],
         "deviations": [asdict(deviation) for deviation in deviations(verdicts)],
     }

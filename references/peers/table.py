@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from references.deviations import Deviation, in_words
-from references.report import TITLES, Worst, percent, text
+from references.report.deviations import Deviation, in_words
+from references.report.summary import TITLES, Worst, percent, text
 
 SCHEMA = 1
 BEGIN, END = "<!-- peers: begin -->\n", "<!-- peers: end -->\n"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rmsnorm import LigerRMSNorm
-from rmsnorm.launcher import Variant
+from rmsnorm.fused.variant import Variant
 
 
 class BareRMSNorm(nn.Module):

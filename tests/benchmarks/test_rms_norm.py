@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from references import arrays, tolerances
+from references import arrays
+from references.bounds import tolerances
 from tests.benchmarks.providers import EPS, HOST_PROVIDERS, PROVIDERS, Provider
 from tests.benchmarks.shapes import CPU_SHAPES, GPU_SHAPES, Shape
 
@@ -31,7 +32,7 @@ Call = Callable[[], object]
 @pytest.fixture(autouse=True)
 def cpu_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU the operators' CPU implementation is timed, not Triton's interpreter."""
-    from rmsnorm import launch
+    from rmsnorm.fused import launch
 
     monkeypatch.setattr(launch, "INTERPRETED", False)
 

@@ -1,0 +1,1 @@
+"""How far a result may lie from the truth."""

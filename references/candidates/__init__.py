@@ -1,0 +1,1 @@
+"""Who is asked and what it claims: a candidate loaded, called, isolated, probed."""

@@ -1,0 +1,1 @@
+"""What is found: a cell run, compared and judged."""

@@ -1,0 +1,212 @@
+"""check(implementation, case) -> Verdict: run one cell and judge it, always in the same order.
+
+It runs; each tensor has the right dtype, shape, special values, values and rounding points; the contract
+holds, so nothing is written but what the specification permits, and results follow from the inputs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from references import numpy_reference
+from references.bounds import modes, tolerances
+from references.bounds.rounding import SEQUENTIAL, Arithmetic
+from references.bounds.tolerances import Bound
+from references.candidates.loading import Implementation, Outputs
+from references.candidates.memory import Contract
+from references.candidates.profile import Profile
+from references.candidates.repetition import Behaviour
+from references.cells.cell import Case, Inputs, make_inputs
+from references.judge.comparison import Comparison, Finding, Measure
+
+TENSORS = ("y", "rstd", "dx", "dw")
+EVERYTHING = Profile()
+
+
+@dataclass
+class Verdict:
+    """The outcome of one cell: "pass", "fail" or "unsupported" (with the reason)."""
+
+    case: Case
+    status: str = "pass"
+    reason: str | None = None
+    seconds: float = 0.0  # that the candidate took
+    findings: list[Finding] = field(default_factory=list)
+    measures: dict[str, Measure] = field(default_factory=dict)  # by tensor
+    computes: str | None = None  # the other casting mode that a wrong Y shows
+    behaviour: Behaviour | None = None  # where several runs were made
+
+
+def check(
+    implementation: Implementation, case: Case, profile: Profile = EVERYTHING, *, repeat: bool = False
+) -> Verdict:
+    """Run `implementation` on one cell and judge it. What the candidate raises becomes a finding.
+
+    Args:
+        implementation: the candidate.
+        case: the cell.
+        profile: what the candidate claims. A cell that it does not claim has to be refused with an error; it counts
+            as unsupported, and fails where a wrong result comes instead.
+        repeat: run the cell five times, to see whether bits repeat and results follow the inputs.
+    """
+    inputs = make_inputs(case)
+    outputs = implementation.run(case, inputs)
+    verdict = Verdict(case, seconds=outputs.seconds)
+    unclaimed = profile.unclaimed(case)
+    if outputs.unsupported is not None:
+        verdict.status, verdict.reason = "unsupported", outputs.unsupported
+        return verdict
+    if unclaimed is not None and outputs.error is not None:
+        verdict.status, verdict.reason = "unsupported", f"{unclaimed}; refused with {outputs.error.partition(':')[0]}"
+        return verdict
+    verdict.findings += _run_findings(case, outputs)
+    for comparison in compare(case, inputs, outputs, profile.arithmetic):
+        verdict.findings += comparison.findings()
+        measure = comparison.measure()
+        if measure is not None:
+            verdict.measures[comparison.tensor] = measure
+    if outputs.contract is not None:
+        verdict.findings += _contract_findings(case, outputs.contract)
+    if unclaimed is not None:
+        return _unrefused(verdict, unclaimed)
+    if outputs.y is not None and any((f.check, f.tensor) in WRONG_Y for f in verdict.findings):
+        shown = modes.computed_mode(case, inputs, outputs.y, profile.arithmetic)
+        verdict.computes = shown if shown != case.casting_mode else None
+    if repeat and case.n_rows and outputs.contract is not None:
+        verdict.behaviour = implementation.behaviour(case, inputs)
+        verdict.findings += _behaviour_findings(profile, verdict.behaviour)
+    verdict.status = "fail" if verdict.findings else "pass"
+    return verdict
+
+
+WRONG_Y = {("value", "y"), ("rounding", "y"), ("exact", "y")}
+
+
+def check_all(
+    implementation: Implementation,
+    cases: Iterable[Case],
+    on_verdict: Callable[[Verdict], object],
+    profile: Profile = EVERYTHING,
+) -> list[Verdict]:
+    """Check cell after cell and tell `on_verdict` of each. Interrupted (Ctrl-C), it returns what there is.
+
+    The plainest cell of each casting mode and dtype is run several times.
+    """
+    cases = list(cases)
+    repeated = plainest(cases)
+    verdicts: list[Verdict] = []
+    try:
+        for case in cases:
+            verdicts.append(check(implementation, case, profile, repeat=case in repeated))
+            on_verdict(verdicts[-1])
+    except KeyboardInterrupt:
+        pass
+    return verdicts
+
+
+def plainest(cases: Iterable[Case]) -> set[Case]:
+    """The cell of each casting mode and dtype with the fewest unusual settings; one with rows."""
+
+    def unusual(case: Case) -> tuple[bool, bool, bool, int]:
+        layouts = (case.x_layout, case.dy_layout, case.w_layout)
+        others = sum(layout != "contiguous" for layout in layouts) + (case.weight != "same")
+        return case.n_rows < 2, case.data != "normal", case.offset != 0, others
+
+    found: dict[tuple[str, str], Case] = {}
+    for case in sorted((case for case in cases if case.n_rows), key=unusual):
+        found.setdefault((str(case.casting_mode), case.dtype), case)
+    return set(found.values())
+
+
+def compare(case: Case, inputs: Inputs, outputs: Outputs, arithmetic: Arithmetic = SEQUENTIAL) -> Iterator[Comparison]:
+    """Each tensor that `outputs` holds beside what it should be."""
+    about = _settings(case)
+    y, rstd = numpy_reference.forward(inputs.x, inputs.w, **about)
+    dx, dw = numpy_reference.backward(inputs.dy, inputs.x, inputs.w, **about)
+    bounds = reference_bounds(case, inputs, arithmetic)
+    exactness = case.data == "normal" and not case.structured
+    for tensor, wanted in zip(TENSORS, (y, rstd, dx, dw), strict=True):
+        got = getattr(outputs, tensor)
+        if got is not None and wanted is not None:
+            condition = _condition(case, inputs) if tensor == "dx" else None
+            yield Comparison(tensor, got, wanted, bounds[tensor], str(case.casting_mode), exactness, condition)
+
+
+def reference_bounds(case: Case, inputs: Inputs, arithmetic: Arithmetic = SEQUENTIAL) -> dict[str, Bound]:
+    """The oracle's values and the tolerances around them, by tensor; no "dw" without a weight."""
+    about = _settings(case) | {"structured": case.structured, "arithmetic": arithmetic}
+    forward = tolerances.forward_bounds(inputs.x, inputs.w, **about)
+    return forward | tolerances.backward_bounds(inputs.dy, inputs.x, inputs.w, **about)
+
+
+@np.errstate(all="ignore")
+def _condition(case: Case, inputs: Inputs) -> np.ndarray:
+    """Σ|t| / |Σt| of each row's t = dY·(W + offset)·X, the sum inside dX: longdouble, X's shape but the last."""
+    w = 1 if inputs.w is None else inputs.w.astype(np.longdouble) + case.offset
+    terms = inputs.dy.astype(np.longdouble) * w * inputs.x.astype(np.longdouble)
+    return np.abs(terms).sum(axis=-1) / np.abs(terms.sum(axis=-1))
+
+
+def _settings(case: Case) -> dict[str, Any]:
+    return {"eps": case.eps, "offset": case.offset, "casting_mode": str(case.casting_mode)}
+
+
+def _run_findings(case: Case, outputs: Outputs) -> Iterator[Finding]:
+    if outputs.error is not None or outputs.died is not None:
+        message = f"raised {outputs.error}" if outputs.died is None else outputs.died
+        yield Finding("run", "y" if outputs.y is None else "dx", message)
+        return
+    if outputs.y is None:
+        yield Finding("run", "y", "nothing was returned")
+    elif outputs.y.shape == case.shape:  # no gradient can flow through another shape
+        if outputs.dx is None:
+            yield Finding("run", "dx", "no gradient was returned")
+        if outputs.dw is None and case.w_dtype is not None:
+            yield Finding("run", "dw", "no gradient was returned")
+        if outputs.dw is not None and case.w_dtype is None:
+            yield Finding("run", "dw", "a gradient was returned, but there is no weight")
+
+
+def _unrefused(verdict: Verdict, unclaimed: str) -> Verdict:
+    """What was not claimed and yet computed: right it is merely unsupported, wrong it should have been refused."""
+    if not verdict.findings:
+        verdict.status, verdict.reason = "unsupported", f"{unclaimed}; computed right all the same"
+    else:
+        worst = verdict.findings[0]
+        message = f"{unclaimed}, and no error says so: {worst}"
+        verdict.status, verdict.findings = "fail", [Finding("refusal", worst.tensor, message)]
+    return verdict
+
+
+def _behaviour_findings(profile: Profile, behaviour: Behaviour) -> Iterator[Finding]:
+    """Bits have to repeat unless the profile says that they don't; what the batch does is judged where claimed."""
+    if behaviour.error is not None:
+        yield Finding("repeat", "y", f"run again on the same arguments, it {behaviour.error}")
+    for name in behaviour.stale:
+        yield Finding("repeat", name, "other content at the same address gives the same bits: an old result came back")
+    for name in behaviour.unrepeated if profile.repeatable else ():
+        yield Finding("repeat", name, "a second run on the same content gives other bits")
+    for name in (behaviour.batch_dependent or ()) if profile.batch_invariant else ():
+        yield Finding("repeat", name, "a row has other bits alone than in the batch")
+
+
+def _contract_findings(case: Case, contract: Contract) -> Iterator[Finding]:
+    """in_place permits writing dX to dY's storage where dY is dense; nothing else may be written."""
+    may_write_dy = case.in_place and contract.dy_dense
+    why = "in_place=False" if not case.in_place else "dY is not dense"
+    for name in contract.changed:
+        if name != "dy":
+            yield Finding("contract", name, "was overwritten")
+        elif not may_write_dy:
+            yield Finding("contract", "dy", f"was overwritten, but {why}")
+    for name in contract.changed_outside:
+        yield Finding("contract", name, "storage outside the tensor was overwritten")
+    for result, argument in contract.shares_storage:
+        if (result, argument) != ("dx", "dy"):
+            yield Finding("contract", result, f"shares the storage of {argument}")
+        elif not may_write_dy:
+            yield Finding("contract", "dx", f"shares the storage of dy, but {why}")

@@ -1,0 +1,1 @@
+"""The Triton kernels, their tiles, plans and launches. Nothing outside imports Triton."""

@@ -1,0 +1,133 @@
+"""From tensors to launches: a call looks its plan up, allocates its results and launches."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rmsnorm.checks import compute_dtype
+from rmsnorm.fused import kernels, plans, split_kernels
+from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, SplitConfig, fewest_programs
+from rmsnorm.fused.variant import INTERPRETED, Integers, Tensors
+
+FORWARD_KERNELS = (kernels.rms_norm_forward_kernel,)
+BACKWARD_KERNELS = (kernels.rms_norm_backward_kernel, kernels.rms_norm_weight_gradient_kernel)
+
+
+def rms_norm_forward(
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    *,
+    eps: float,
+    offset: float,
+    casting_mode: str,
+    row_mode: bool | None = None,
+    config: ForwardConfig | None = None,
+    records: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y, shape and dtype of x, and rstd, x.shape[:-1] in the compute dtype; both contiguous.
+
+    x: (..., n_cols), any strides; w: (n_cols,) or None. `config` replaces the tile that the shape would get. `records`
+    puts the launch into the graph that torch.compile is making; the number of rows may be symbolic there.
+    """
+    shape, dtype = tuple(x.shape), x.dtype  # new_empty takes twice as long over a torch.Size
+    y = x.new_empty(shape)
+    rstd = x.new_empty(shape[:-1], dtype=compute_dtype(dtype))
+    if rstd.numel() == 0:
+        return y, rstd
+    w_dtype = None
+    if w is not None:
+        w, w_dtype = w.contiguous(), w.dtype
+    make_plan = plans.forward_plan.__wrapped__ if records else plans.forward_plan  # a symbol cannot be looked up
+    plan = make_plan(shape, x.stride(), dtype, w_dtype, eps, offset, casting_mode, row_mode, config)
+    if plan.copies_x:
+        x = x.contiguous()
+    submit = plan.variant.record if records else plan.variant.launch
+    submit(plan.n_programs, (x, w, y, rstd), plan.integers)
+    return y, rstd
+
+
+def rms_norm_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    rstd: torch.Tensor,
+    *,
+    offset: float,
+    casting_mode: str,
+    dx: torch.Tensor | None,
+    needs_dw: bool,
+    row_mode: bool | None = None,
+    config: BackwardConfig | SplitConfig | None = None,
+    records: bool = False,
+) -> torch.Tensor | None:
+    """Write dx, unless it is None, and give dw, (n_cols,) in w's dtype, or None where it is not needed.
+
+    dy, x: (..., n_cols), any strides; w: (n_cols,) or None; rstd: from the forward; dx: contiguous, and possibly dy
+    itself. `config` replaces the tile and the program count that the shape would get. `records` puts the launches into
+    the graph that torch.compile is making, which holds no cooperative launch: rows that are split cannot be recorded.
+    """
+    shape = tuple(x.shape)
+    n_cols = shape[-1]
+    w_dtype = dw = dw_partial = None
+    if w is not None:
+        w, w_dtype = w.contiguous(), w.dtype
+        dw = w.new_empty(n_cols) if needs_dw else None
+    if rstd.numel() == 0 or (dx is None and dw is None):
+        return None if dw is None else dw.zero_()
+    device, needs = x.device, (dx is not None, dw is not None)
+    plan = plans.backward_plan(
+        shape, dy.stride(), x.stride(), x.dtype, w_dtype, offset, casting_mode, *needs, row_mode, device, config
+    )
+    if plan.copies_dy:
+        dy = dy.contiguous()
+    if plan.copies_x:
+        x = x.contiguous()
+    rstd = rstd.contiguous()
+    n_partials = plan.n_partials
+    if dw is not None:
+        dw_partial = rstd.new_empty((n_partials, n_cols))
+    tensors = (dy, x, w, rstd, dx, dw_partial)
+    if plan.split is not None:
+        n_partials = _launch_split(plan.split, tensors, plan.integers)
+    elif plan.variant is not None:
+        submit = plan.variant.record if records else plan.variant.launch
+        submit(n_partials, tensors, plan.integers)
+    if dw is not None:
+        finish, n_programs = plans.weight_gradient_plan(n_partials, n_cols, rstd.dtype, dw.dtype, device)
+        submit = finish.record if records else finish.launch
+        submit(n_programs, (dw_partial, dw), (n_partials,))
+    return dw
+
+
+def splits_rows(x: torch.Tensor, row_mode: bool | None) -> bool:
+    """Whether the backward of x with dx is a launch of split rows."""
+    if not plans.is_row_wise(math.prod(x.shape[:-1]), x.shape[-1], row_mode):
+        return False
+    return plans.split_config(x.shape[-1], x.dtype.itemsize, plans.processors(x.device)) is not None
+
+
+def _launch_split(settings: plans.SplitSettings, tensors: Tensors, integers: Integers) -> int:
+    """Launch no more groups than can be resident, at most one a row, and give their number."""
+    config, dtype, n_rows = settings[0], settings[1], integers[2]
+    lead = tensors[0]
+    assert lead is not None
+    bits, empty = (
+        (torch.int64, split_kernels.EMPTY_64) if dtype.itemsize == 8 else (torch.int32, split_kernels.EMPTY_32)
+    )
+    exchange = lead.new_full((n_rows, config.n_splits), empty.value, dtype=bits)
+    tensors = (*tensors, exchange)
+    if INTERPRETED:  # programs run one after another: none may wait for a later one
+        n_groups = fewest_programs(n_rows, config.n_groups)
+        n_programs = n_groups * config.n_splits
+        plans.split_variant(*settings, publishes=True, collects=False).launch(n_programs, tensors, integers)
+        plans.split_variant(*settings, publishes=False, collects=True).launch(n_programs, tensors, integers)
+        return n_groups
+    variant = plans.split_variant(*settings)
+    resident = variant.resident_programs(tensors, integers)
+    if resident < config.n_splits:
+        raise RuntimeError(f"the GPU holds {resident} programs at once, a row needs {config.n_splits}: {config}")
+    n_groups = fewest_programs(n_rows, min(config.n_groups, resident // config.n_splits))
+    variant.launch(n_groups * config.n_splits, tensors, integers)
+    return n_groups

@@ -1,0 +1,275 @@
+"""Plans: rows and strides, variant and tile of a launch.
+
+What depends on shapes, strides, dtypes and settings alone is a plan, made once and remembered.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+
+from rmsnorm.fused import kernels, split_kernels
+from rmsnorm.fused.tiles import (
+    BackwardConfig,
+    ForwardConfig,
+    Processors,
+    SplitConfig,
+    WeightGradientConfig,
+    backward_config,
+    fewest_programs,
+    forward_config,
+    is_row_wise,
+    split_config,
+    weight_gradient_config,
+)
+from rmsnorm.fused.variant import Integers, Variant
+
+CASTING_MODES = {"llama": kernels.LLAMA.value, "gemma": kernels.GEMMA.value, "none": kernels.NONE.value}
+
+# Stands for a GPU in the interpreter: few processors, so that a few rows already need several programs.
+INTERPRETER = Processors(count=4, shared_memory=96 * 1024, cooperative=True)
+remember = functools.lru_cache(maxsize=4096, typed=True)
+
+
+def row_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """The stride in elements of the rows of an (..., n_cols) tensor, or None where the kernels cannot address them.
+
+    They can where columns lie side by side and the leading dimensions collapse into one stride.
+    """
+    n_cols = shape[-1]
+    if n_cols != 1 and strides[-1] != 1:
+        return None
+    stride = None
+    expected = 0
+    for dimension_size, dimension_stride in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=True):
+        if dimension_size == 1:
+            continue
+        if stride is None:
+            stride = dimension_stride
+        elif dimension_stride != expected:
+            return None
+        expected = dimension_stride * dimension_size
+    return n_cols if stride is None else stride
+
+
+def _stride_align(itemsize: int, *strides: int) -> int:
+    """The largest power of two that divides every stride, up to 16 bytes: what one vector access can use."""
+    return math.gcd(16 // itemsize, *strides)
+
+
+@functools.cache
+def _gpu(device: torch.device) -> Processors:
+    properties = torch.cuda.get_device_properties(device)
+    shared_memory = getattr(properties, "shared_memory_per_block_optin", 64 * 1024)
+    return Processors(properties.multi_processor_count, shared_memory, cooperative=torch.version.hip is None)
+
+
+def processors(device: torch.device) -> Processors:
+    """The device's streaming multiprocessors and what a program may use of them."""
+    return INTERPRETER if device.type == "cpu" else _gpu(device)
+
+
+@remember
+def _forward_variant(
+    config: ForwardConfig,
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    n_cols: int,
+    eps: float,
+    offset: float,
+    casting_mode: str,
+    align: int,
+) -> Variant:
+    return Variant(
+        kernels.rms_norm_forward_kernel,
+        (
+            n_cols,
+            eps,
+            offset,
+            CASTING_MODES[casting_mode],
+            w_dtype is not None,
+            config.block_rows,
+            config.block_cols,
+            config.n_held,
+            align,
+        ),
+        config.num_warps,
+    )
+
+
+@remember
+def _backward_variant(
+    config: BackwardConfig,
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    n_cols: int,
+    offset: float,
+    casting_mode: str,
+    needs_dx: bool,
+    needs_dw: bool,
+    align: int,
+) -> Variant:
+    return Variant(
+        kernels.rms_norm_backward_kernel,
+        (
+            n_cols,
+            offset,
+            CASTING_MODES[casting_mode],
+            w_dtype is not None,
+            needs_dx,
+            needs_dw,
+            config.reload_weight,
+            config.block_rows,
+            config.block_cols,
+            align,
+            config.num_stages,
+        ),
+        config.num_warps,
+    )
+
+
+@remember
+def split_variant(
+    config: SplitConfig,
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    n_cols: int,
+    offset: float,
+    casting_mode: str,
+    needs_dw: bool,
+    align: int,
+    publishes: bool = True,
+    collects: bool = True,
+) -> Variant:
+    return Variant(
+        split_kernels.rms_norm_backward_split_kernel,
+        (
+            n_cols,
+            offset,
+            CASTING_MODES[casting_mode],
+            w_dtype is not None,
+            needs_dw,
+            config.reload_rows,
+            config.reload_weight,
+            config.n_splits,
+            config.n_chunks,
+            config.block_cols,
+            align,
+            config.num_stages,
+            publishes,
+            collects,
+        ),
+        config.num_warps,
+        cooperative=True,
+    )
+
+
+@remember
+def _weight_gradient_variant(
+    config: WeightGradientConfig, c_dtype: torch.dtype, w_dtype: torch.dtype, n_cols: int
+) -> Variant:
+    return Variant(
+        kernels.rms_norm_weight_gradient_kernel,
+        (n_cols, config.block_partials, config.block_cols),
+        config.num_warps,
+    )
+
+
+class ForwardPlan(NamedTuple):
+    """One forward launch, of x itself or of a contiguous copy."""
+
+    copies_x: bool
+    variant: Variant
+    n_programs: int
+    integers: Integers
+
+
+class BackwardPlan(NamedTuple):
+    """One backward launch, of dy and x themselves or of contiguous copies: `variant` for tiles, `split` for split rows.
+
+    With tiles each program has a partial row of dw; split rows have no more than n_partials.
+    """
+
+    copies_dy: bool
+    copies_x: bool
+    variant: Variant | None
+    split: SplitSettings | None
+    n_partials: int
+    integers: Integers
+
+
+SplitSettings = tuple[SplitConfig, torch.dtype, torch.dtype | None, int, float, str, bool, int]
+
+
+@remember
+def forward_plan(
+    shape: tuple[int, ...],
+    x_strides: tuple[int, ...],
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    eps: float,
+    offset: float,
+    casting_mode: str,
+    row_mode: bool | None,
+    config: ForwardConfig | None,
+) -> ForwardPlan:
+    n_rows, n_cols, itemsize = math.prod(shape[:-1]), shape[-1], dtype.itemsize
+    x_row_stride = row_stride(shape, x_strides)
+    copies_x = x_row_stride is None
+    if x_row_stride is None:
+        x_row_stride = n_cols
+    align = _stride_align(itemsize, x_row_stride)
+    if config is None:
+        config = forward_config(n_cols, itemsize, is_row_wise(n_rows, n_cols, row_mode), casting_mode)
+    variant = _forward_variant(config, dtype, w_dtype, n_cols, eps, offset, casting_mode, align)
+    return ForwardPlan(copies_x, variant, -(-n_rows // config.block_rows), (x_row_stride // align, n_rows))
+
+
+@remember
+def backward_plan(
+    shape: tuple[int, ...],
+    dy_strides: tuple[int, ...],
+    x_strides: tuple[int, ...],
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None,
+    offset: float,
+    casting_mode: str,
+    needs_dx: bool,
+    needs_dw: bool,
+    row_mode: bool | None,
+    device: torch.device,
+    config: BackwardConfig | SplitConfig | None,
+) -> BackwardPlan:
+    n_rows, n_cols, itemsize = math.prod(shape[:-1]), shape[-1], dtype.itemsize
+    dy_row_stride, x_row_stride = row_stride(shape, dy_strides), row_stride(shape, x_strides)
+    copies = dy_row_stride is None, x_row_stride is None
+    if dy_row_stride is None:
+        dy_row_stride = n_cols
+    if x_row_stride is None:
+        x_row_stride = n_cols
+    align = _stride_align(itemsize, dy_row_stride, x_row_stride)
+    integers = (dy_row_stride // align, x_row_stride // align, n_rows)
+    if config is None:
+        row_wise = is_row_wise(n_rows, n_cols, row_mode)
+        gpu = processors(device)
+        if row_wise and needs_dx:
+            config = split_config(n_cols, itemsize, gpu)
+        if config is None:
+            config = backward_config(n_rows, n_cols, itemsize, row_wise, gpu)
+    if isinstance(config, SplitConfig):
+        settings = (config, dtype, w_dtype, n_cols, offset, casting_mode, needs_dw, align)
+        return BackwardPlan(*copies, None, settings, fewest_programs(n_rows, config.n_groups), integers)
+    variant = _backward_variant(config, dtype, w_dtype, n_cols, offset, casting_mode, needs_dx, needs_dw, align)
+    return BackwardPlan(*copies, variant, None, config.n_programs, integers)
+
+
+@remember
+def weight_gradient_plan(
+    n_partials: int, n_cols: int, c_dtype: torch.dtype, w_dtype: torch.dtype, device: torch.device
+) -> tuple[Variant, int]:
+    """The launch that sums so many partial rows of dw, and its number of programs."""
+    config = weight_gradient_config(n_partials, n_cols, processors(device))
+    return _weight_gradient_variant(config, c_dtype, w_dtype, n_cols), -(-n_cols // config.block_cols)

@@ -1,0 +1,208 @@
+"""Which variant and which tiles a shape gets. Pure arithmetic over a table: no tensors, no launches.
+
+`tuned.json` holds the tiles that were fastest, or within the noise of it, in sweeps on an H200, one entry for each
+element size of x, number of columns and variant (docs/tuning.md); an entry that names a casting mode is for that one
+alone, where the others' tile does not suit it. Another GPU gets the same tiles, which depend on what
+a row is and not on the GPU, with its own number of programs and no more rows in flight than its shared memory holds. A
+number of columns that is not in the table gets the tiles of the next larger one.
+
+Within a variant the tiles depend on the columns alone, never on the number of rows, so a row's result does not either.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+MAX_FUSED_COLS = 65536  # wider rows take the eager path
+
+BLOCK_WISE_MAX_COLS = 256
+BLOCK_WISE_MIN_ROWS = 4096 * 8
+
+
+@dataclass(frozen=True)
+class ForwardConfig:
+    """One forward launch.
+
+    A program has block_rows rows, in chunks of block_cols columns, of which the first n_held stay in registers.
+    """
+
+    block_rows: int
+    block_cols: int
+    n_held: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """One backward launch of tiles.
+
+    n_programs programs take tiles of block_rows rows, in chunks of block_cols columns, with num_stages - 1 tiles in
+    flight; reload_weight reads w again for every tile, where registers cannot hold it.
+    """
+
+    block_rows: int
+    block_cols: int
+    num_warps: int
+    num_stages: int
+    n_programs: int
+    reload_weight: bool
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """One backward launch of split rows: n_groups groups of n_splits programs, n_chunks * block_cols columns each."""
+
+    n_splits: int
+    n_chunks: int
+    block_cols: int
+    num_warps: int
+    num_stages: int
+    n_groups: int
+    reload_rows: bool
+    reload_weight: bool
+
+
+@dataclass(frozen=True)
+class WeightGradientConfig:
+    """One launch that sums partial rows of dw: block_cols columns a program, block_partials partial rows at a time."""
+
+    block_partials: int
+    block_cols: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What the configurations need to know of a GPU: multiprocessors, shared memory a program, cooperative launches."""
+
+    count: int
+    shared_memory: int
+    cooperative: bool
+
+
+def next_power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def is_row_wise(n_rows: int, n_cols: int, row_mode: bool | None) -> bool:
+    """The variant rule of the kernel profile, unless row_mode decides."""
+    if row_mode is not None:
+        return row_mode
+    return next_power_of_two(n_cols) > BLOCK_WISE_MAX_COLS or n_rows < BLOCK_WISE_MIN_ROWS
+
+
+@functools.cache
+def _table() -> dict[tuple[str, int, bool], list[dict[str, Any]]]:
+    """(direction, itemsize, row-wise) → entries by rising n_cols, those of one casting mode before those of all."""
+    table: dict[tuple[str, int, bool], list[dict[str, Any]]] = {}
+    for entry in json.loads(resources.files("rmsnorm.fused").joinpath("tuned.json").read_text())["entries"]:
+        table.setdefault((entry["direction"], entry["itemsize"], entry["row_wise"]), []).append(entry)
+    for entries in table.values():
+        entries.sort(key=lambda entry: (entry["n_cols"], "casting_mode" not in entry))
+    return table
+
+
+def _entry(
+    direction: str, n_cols: int, itemsize: int, row_wise: bool, casting_mode: str | None = None
+) -> dict[str, Any]:
+    for entry in _table()[direction, itemsize, row_wise]:
+        if entry["n_cols"] >= n_cols and entry.get("casting_mode") in (None, casting_mode):
+            return entry
+    # Block-wise was forced on wide rows: two rows of the row-wise tile.
+    return {**_entry(direction, n_cols, itemsize, True, casting_mode), "block_rows": 2}
+
+
+def _chunk_cols(n_cols: int, itemsize: int, entry: dict[str, Any]) -> int:
+    """The entry's block_cols, halved while more than an eighth of the work would lie beyond n_cols.
+
+    Not below 16 bytes a thread, except for rows that are narrower than that.
+    """
+    block_cols: int = entry["block_cols"]
+    least = 32 * entry["num_warps"] * 16 // itemsize
+    while block_cols > least and 8 * (-n_cols % block_cols) > n_cols:
+        block_cols //= 2
+    return min(block_cols, next_power_of_two(n_cols))
+
+
+@functools.lru_cache(maxsize=4096)
+def forward_config(n_cols: int, itemsize: int, row_wise: bool, casting_mode: str) -> ForwardConfig:
+    """The forward launch for rows of n_cols elements of itemsize bytes."""
+    entry = _entry("forward", n_cols, itemsize, row_wise, casting_mode)
+    block_cols = _chunk_cols(n_cols, itemsize, entry)
+    n_held = min(-(-n_cols // block_cols), entry["n_held"] * entry["block_cols"] // block_cols)
+    return ForwardConfig(entry["block_rows"], block_cols, n_held, entry["num_warps"])
+
+
+@functools.lru_cache(maxsize=4096)
+def _backward_tiles(n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> BackwardConfig:
+    """The backward launch for any number of rows; n_programs is the most that the processors run side by side."""
+    entry = _entry("backward", n_cols, itemsize, row_wise)
+    block_cols = _chunk_cols(n_cols, itemsize, entry)
+    num_stages = entry["num_stages"]
+    arrays_in_flight = 3 if entry["reload_weight"] else 2
+    tile_bytes = arrays_in_flight * entry["block_rows"] * (n_cols + -n_cols % block_cols) * itemsize
+    while num_stages > 1 and (num_stages - 1) * tile_bytes + 2048 > processors.shared_memory:
+        num_stages -= 1
+    return BackwardConfig(
+        block_rows=entry["block_rows"],
+        block_cols=block_cols,
+        num_warps=entry["num_warps"],
+        num_stages=num_stages,
+        n_programs=entry["programs_a_processor"] * processors.count,
+        reload_weight=entry["reload_weight"],
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _with_programs(config: BackwardConfig, n_programs: int) -> BackwardConfig:
+    return replace(config, n_programs=n_programs)
+
+
+def fewest_programs(n_tiles: int, most: int) -> int:
+    """The fewest programs that are done as soon as `most` would be: each has a partial row of dw to be summed."""
+    return -(-n_tiles // -(-n_tiles // most))
+
+
+def backward_config(n_rows: int, n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> BackwardConfig:
+    """The backward launch for n_rows × n_cols of x with itemsize bytes an element; never more programs than tiles."""
+    config = _backward_tiles(n_cols, itemsize, row_wise, processors)
+    return _with_programs(config, fewest_programs(-(-n_rows // config.block_rows), config.n_programs))
+
+
+@functools.lru_cache(maxsize=4096)
+def split_config(n_cols: int, itemsize: int, processors: Processors) -> SplitConfig | None:
+    """The backward launch of split rows, or None where rows are narrow enough for tiles.
+
+    n_groups is the most that the table's GPU keeps resident; the launch lowers it where the compiled kernel needs more.
+    """
+    entries = _table().get(("split", itemsize, True), [])
+    entry = next((entry for entry in entries if entry["n_cols"] >= n_cols > entry["above_n_cols"]), None)
+    if entry is None or not processors.cooperative:
+        return None
+    n_groups = entry["programs_a_processor"] * processors.count // entry["n_splits"]
+    if n_groups == 0:
+        return None
+    return SplitConfig(
+        n_splits=entry["n_splits"],
+        n_chunks=-(-n_cols // (entry["n_splits"] * entry["block_cols"])),
+        block_cols=entry["block_cols"],
+        num_warps=entry["num_warps"],
+        num_stages=entry["num_stages"],
+        n_groups=n_groups,
+        reload_rows=entry["reload_rows"],
+        reload_weight=entry["reload_weight"],
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def weight_gradient_config(n_partials: int, n_cols: int, processors: Processors) -> WeightGradientConfig:
+    """About eight programs a processor, of 16 columns or more: 64 bytes of every partial row."""
+    return WeightGradientConfig(
+        block_partials=min(256, next_power_of_two(n_partials)),
+        block_cols=min(next_power_of_two(n_cols), max(16, next_power_of_two(n_cols // (8 * processors.count)))),
+        num_warps=min(8, next_power_of_two(max(1, n_partials // 16))),
+    )

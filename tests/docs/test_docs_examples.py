@@ -1,0 +1,69 @@
+"""Every Python block of the README and of docs/pytorch.md runs as it stands, where its needs are met.
+
+The blocks of a page run one after the other in one process, as a reader runs them: without Triton's interpreter, on a
+CPU unless they say otherwise. A comment above a block names what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/pytorch.md")
+TWO_PROCESSES = "two processes: torchrun --nproc-per-node 2"
+NEEDS = ("", "transformers", "two GPUs", TWO_PROCESSES)
+
+pytestmark = pytest.mark.torch
+
+
+def blocks(page: str, *needs: str) -> list[str]:
+    """The page's Python blocks that need nothing, or nothing but one of `needs`."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.findall(r"(?:^<!-- ([^\n]*) -->\n)?^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert {need for need, _ in found} <= set(NEEDS)
+    return [block for need, block in found if need in needs]
+
+
+def run(code: str, tmp_path: Path, *launcher: str) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(code, encoding="utf-8")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TRITON_INTERPRET": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, *launcher, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_of_a_page(page: str, tmp_path: Path) -> None:
+    run("\n".join(blocks(page, "")), tmp_path)
+
+
+@pytest.mark.hf
+def test_blocks_with_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("kernels")
+    assert len(blocks("docs/pytorch.md", "transformers")) == 2
+    run("\n".join(blocks("docs/pytorch.md", "", "transformers")), tmp_path)
+
+
+@pytest.mark.multigpu
+def test_blocks_for_two_gpus(tmp_path: Path) -> None:
+    assert len(blocks("docs/pytorch.md", "two GPUs")) == 1
+    run("\n".join(blocks("docs/pytorch.md", "", "two GPUs")), tmp_path)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.multigpu)])
+def test_blocks_for_two_processes(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = blocks("docs/pytorch.md", TWO_PROCESSES)
+    if device == "cpu":
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run(block, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

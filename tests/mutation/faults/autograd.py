@@ -1,0 +1,201 @@
+"""Faults of autograd (B, D, H, L), the eager operations (A), the operators (O) and the module (M)."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import CELLS, Mutant
+
+FUNCTION = "rmsnorm/function.py"
+OPS = "rmsnorm/ops.py"
+EAGER = "rmsnorm/eager.py"
+MODULE = "rmsnorm/module.py"
+TEST_HOST = "tests/rmsnorm/triton/test_host_contract.py"
+TEST_IN_PLACE = "tests/rmsnorm/torch/test_in_place.py"
+TEST_EAGER = "tests/rmsnorm/torch/test_eager_cells.py"
+TEST_GRADCHECK = "tests/rmsnorm/torch/test_gradcheck.py"
+TEST_HARD = "tests/rmsnorm/triton/test_hard_inputs.py"
+
+_SETTINGS = "ctx.settings = (eps, offset, casting_mode, row_mode)"
+_MAY = "elif needs_dx and ctx.in_place and"
+_GRADIENTS = "return (dX if needs_dx else None, dW if needs_dw else None,"
+_EAGER_X_HAT = (
+    '    x_hat = x_c * rstd\n    if casting_mode != "gemma":\n        x_hat = x_hat.to(x.dtype).to(c_dtype)\n    if w'
+)
+_EAGER_DX = "dx = (rstd * (m - x_hat * projection)).to(x.dtype)"
+_EAGER_W = "x_hat = x_hat * _shifted_weight(w, offset,"
+
+MUTANTS = (
+    Mutant("B14", FUNCTION, _MAY, "elif False and", "in_place is ignored", TEST_IN_PLACE),
+    Mutant("B15", FUNCTION, _MAY, "elif needs_dx and", "dY is always overwritten", TEST_IN_PLACE),
+    Mutant(
+        "L01",
+        FUNCTION,
+        _SETTINGS,
+        _SETTINGS.replace("casting_mode", '"llama"'),
+        "the backward gets another casting mode",
+    ),
+    Mutant("L06", FUNCTION, _SETTINGS, _SETTINGS.replace("offset", "0.0"), "the backward loses the offset"),
+    Mutant(
+        "H18",
+        FUNCTION,
+        "dW = ops.backward_(dY, X, W, RSTD, offset, casting_mode, row_mode, needs_dw)",
+        "dW = ops.backward_(dY, X, W, RSTD, offset, casting_mode, row_mode, True)",
+        "a dW that nobody needs is computed",
+        TEST_HOST,
+    ),
+    Mutant(
+        "H19",
+        FUNCTION,
+        "needs_dx, needs_dw = ctx.needs_input_grad[:2]",
+        "needs_dw, needs_dx = ctx.needs_input_grad[:2]",
+        "needs of X and W are swapped",
+        TEST_IN_PLACE,
+    ),
+    Mutant(
+        "H33",
+        OPS,
+        "torch.autograd.graph.increment_version(dy)",
+        "dy.detach()",
+        "writing over dY leaves its version",
+        TEST_IN_PLACE,
+    ),
+    Mutant(
+        "D01",
+        FUNCTION,
+        "elif torch.is_grad_enabled() and not compiling:",
+        "elif False:",
+        "G17: no second derivative",
+        TEST_GRADCHECK,
+    ),
+    Mutant(
+        "D02",
+        FUNCTION,
+        "outputs = eager.unrounded_backward(*inputs, eps=eps,",
+        "outputs = eager.unrounded_backward(*inputs, eps=0.0,",
+        "the second derivative has no eps",
+        TEST_GRADCHECK,
+    ),
+    Mutant(
+        "D03",
+        FUNCTION,
+        "        ctx.save_for_backward(X, W, RSTD)\n",
+        "        ctx.save_for_backward(X.data, W, RSTD)\n",
+        "G13: an overwritten X goes unnoticed",
+        TEST_HOST,
+    ),
+    Mutant("D04", FUNCTION, " or not dY.is_contiguous() or", " or", "G16: a strided dY is overwritten", TEST_IN_PLACE),
+    Mutant(
+        "D05",
+        FUNCTION,
+        "return storage != X.untyped_storage().data_ptr() and (",
+        "return (",
+        "X is overwritten where it is dY",
+        TEST_IN_PLACE,
+    ),
+    Mutant(
+        "D06",
+        FUNCTION,
+        " and (W is None or storage != W.untyped_storage().data_ptr())",
+        "",
+        "W is overwritten where it is dY",
+        TEST_HOST,
+    ),
+    Mutant("D07", FUNCTION, " or dY.is_inference():", ":", "an inference tensor is overwritten", TEST_HOST),
+    Mutant("D08", FUNCTION, _GRADIENTS, "return (dX, dW,", "gradients that nobody needs are returned", CELLS),
+    Mutant(
+        "O01",
+        OPS,
+        "dx = x.new_empty(x.shape) if needs_dx else None\n        dw = launch",
+        "dx = torch.empty_like(dy) if needs_dx else None\n        dw = launch",
+        "G14: dX has the strides of dY",
+        TEST_HARD + "::test_layouts",
+    ),
+    Mutant(
+        "A01",
+        EAGER,
+        _EAGER_X_HAT,
+        _EAGER_X_HAT.replace('!= "gemma"', '== "none"'),
+        "eager llama does not round x_hat",
+        TEST_EAGER,
+    ),
+    Mutant(
+        "A02",
+        EAGER,
+        _EAGER_DX,
+        _EAGER_DX.replace(" - x_hat * projection", ""),
+        "eager dX has no projection",
+        TEST_EAGER,
+    ),
+    Mutant("A03", EAGER, _EAGER_W, _EAGER_W.replace("offset", "0.0"), "eager y ignores the offset", TEST_EAGER),
+    Mutant(
+        "A04",
+        EAGER,
+        "if needs_dw and w is not None:\n        if casting_mode !=",
+        "if needs_dw and w is not None:\n        if casting_mode ==",
+        "eager dW has the wrong x_hat",
+        TEST_EAGER,
+    ),
+    Mutant(
+        "A05",
+        EAGER,
+        ".sum(0).to(w.dtype)\n    return dx, dw\n\n\n",
+        ".sum(0)\n    return dx, dw\n\n\n",
+        "eager dW has the compute dtype",
+        TEST_EAGER,
+    ),
+    Mutant(
+        "A06",
+        EAGER,
+        "projection = row_mean(m * x_c) * rstd",
+        "projection = row_mean(m * x_hat) * rstd",
+        "the eager projection has rstd twice",
+        TEST_EAGER,
+    ),
+    Mutant(
+        "A07",
+        EAGER,
+        "rstd = round_all(torch.rsqrt(round_all(mean_square + eps)))",
+        "rstd = torch.rsqrt(round_all(mean_square + eps))",
+        "eager none does not round rstd",
+        TEST_EAGER,
+    ),
+    Mutant(
+        "A08",
+        EAGER,
+        "dx = rstd * (m - x_hat * (m * x_hat).mean(-1, keepdim=True))",
+        "dx = rstd * (m - x_hat.detach() * (m * x_hat).mean(-1, keepdim=True))",
+        "the second derivative misses a term",
+        TEST_GRADCHECK,
+    ),
+    Mutant(
+        "A09",
+        OPS,
+        "        assert dx is not None\n        dy.copy_(dx)\n",
+        "        assert dx is not None\n",
+        "eager dX is not written over dY",
+        TEST_EAGER,
+    ),
+    Mutant(
+        "M01",
+        MODULE,
+        '(nn.init.ones_ if self.init_fn == "ones" else nn.init.zeros_)',
+        "nn.init.ones_",
+        "init_fn is ignored",
+        "tests/rmsnorm/torch/test_module.py",
+    ),
+    Mutant(
+        "M02",
+        MODULE,
+        "            self.in_place,\n            self.row_mode,\n",
+        "            True,\n            self.row_mode,\n",
+        "the module ignores in_place",
+        TEST_HOST,
+    ),
+    Mutant(
+        "M03",
+        MODULE,
+        "            self.offset,\n            self.casting_mode,\n",
+        "            0.0,\n            self.casting_mode,\n",
+        "the module ignores the offset",
+        "tests/rmsnorm/torch/test_module.py",
+    ),
+)

@@ -1,0 +1,138 @@
+"""Automatic mutants that live, each with the reason. A line that changes, or one that is killed, is an error."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Survivor(NamedTuple):
+    """line: as the mutant has it; reason: why nothing can tell it from the original on a CPU."""
+
+    line: str
+    reason: str
+
+
+SURVIVORS: dict[str, Survivor] = {
+    "kernels._reciprocal_sqrt.always1": Survivor(
+        "if True:", "the interpreter divides and takes roots correctly rounded in either branch; a GPU does not"
+    ),
+    "kernels._load_weight.constant1": Survivor(
+        'return tl.load(w_ptr + cols, mask=col_mask, other=1.0, eviction_policy="evict_last")',
+        "beyond the last column w meets zeros of dY or is not stored",
+    ),
+    "kernels.rms_norm_forward_kernel.arithmetic2": Survivor(
+        "N_CHUNKS: tl.constexpr = (n_cols + BLOCK_COLS + 1) // BLOCK_COLS",
+        "a chunk more lies wholly beyond the last column",
+    ),
+    "kernels.rms_norm_forward_kernel.always3": Survivor(
+        "if True:", "where all chunks are held the loop over streamed ones is empty"
+    ),
+    "kernels.rms_norm_forward_kernel.option1": Survivor(
+        "for chunk in tl.range(N_HELD, N_CHUNKS):",
+        "num_stages tells the compiler how to pipeline: results are the same",
+    ),
+    "kernels.rms_norm_forward_kernel.constant5": Survivor(
+        "for chunk in tl.range(N_HELD, N_CHUNKS, num_stages=2):",
+        "num_stages tells the compiler how to pipeline: results are the same",
+    ),
+    "kernels.rms_norm_forward_kernel.constant8": Survivor(
+        "for reverse_chunk in tl.range(0, N_CHUNKS - N_HELD, num_stages=2):",
+        "num_stages tells the compiler how to pipeline: results are the same",
+    ),
+    "kernels.rms_norm_forward_kernel.comparison9": Survivor(
+        "w = _load_weight(w_ptr, cols, cols <= n_cols)", "held chunks before streamed ones never reach the last column"
+    ),
+    "kernels.rms_norm_backward_kernel.always1": Survivor(
+        'EVICTION: tl.constexpr = "evict_first" if True else ""',
+        "an eviction policy tells the caches what to keep: results are the same",
+    ),
+    "kernels.rms_norm_backward_kernel.constant2": Survivor(
+        'EVICTION: tl.constexpr = "evict_first" if NUM_STAGES > 2 else ""',
+        "an eviction policy tells the caches what to keep: results are the same",
+    ),
+    "kernels.rms_norm_backward_kernel.always3": Survivor(
+        "if True:", "partial sums that nobody needs stay zero and are not stored"
+    ),
+    "kernels.rms_norm_backward_kernel.option1": Survivor(
+        "for tile in tl.range(program, tl.cdiv(n_rows, BLOCK_ROWS), tl.num_programs(0)):",
+        "num_stages tells the compiler how to pipeline: results are the same",
+    ),
+    "split_kernels.module.constant1": Survivor(
+        "EMPTY_32 = tl.constexpr(2147475118)", "any pattern of a NaN can say that a slot is empty"
+    ),
+    "split_kernels.module.constant2": Survivor(
+        "EMPTY_64 = tl.constexpr(9223335398636248750)", "any pattern of a NaN can say that a slot is empty"
+    ),
+    "split_kernels._collect.constant5": Survivor(
+        "bits = tl.load(slots, volatile=False)",
+        "volatile is for programs that run side by side: the interpreter runs one after another",
+    ),
+    "split_kernels._finish_row.always1": Survivor("if True:", "a row that is read again is the same row"),
+    "split_kernels._finish_row.constant2": Survivor(
+        'x = tl.load(x_ptr + x_offset + cols, mask=mask, other=1.0, eviction_policy="evict_first")',
+        "beyond the last column nothing is stored",
+    ),
+    "split_kernels._finish_row.option3": Survivor(
+        "x = tl.load(x_ptr + x_offset + cols, mask=mask, other=0.0)",
+        "an eviction policy tells the caches what to keep: results are the same",
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.option4": Survivor(
+        "x = tl.load(x_ptr + x_offset + cols, mask=mask, other=0.0)",
+        "an eviction policy tells the caches what to keep: results are the same",
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.condition2": Survivor(
+        "if not (not RELOAD_ROWS):",
+        "what a loop carries into its first pass is read in none; its type matters to compiled kernels alone",
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always4": Survivor(
+        "if True:", "partial sums that nobody needs are made and not kept"
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always8": Survivor(
+        "if True:", "what is published again has the same bits"
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always6": Survivor(
+        "if True:", "a weight that is read again is the same weight"
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always7": Survivor(
+        "if True:", "partial sums that nobody needs are an empty tuple, and not stored"
+    ),
+    "plans.module.constant2": Survivor(
+        "INTERPRETER = Processors(count=4, shared_memory=97 * 1024, cooperative=True)",
+        "the interpreter stands for a GPU that does not exist: any number will do",
+    ),
+    "plans.module.constant5": Survivor(
+        "remember = functools.lru_cache(maxsize=4097, typed=True)", "the size of a cache"
+    ),
+    "launch._launch_split.constant8": Survivor(
+        "plans.split_variant(*settings, publishes=True, collects=True).launch(n_programs, tensors, integers)",
+        "what is published again has the same bits",
+    ),
+    "launch._launch_split.constant4": Survivor(
+        "lead = tensors[1]", "the second tensor is x, on the device of the first"
+    ),
+    "variant._key.comparison3": Survivor(
+        "narrow = [-0x80000000 < integer < 0x80000000 for integer in integers]",
+        "no stride and no number of rows is -2^31",
+    ),
+    "tiles._backward_tiles.comparison1": Survivor(
+        "while num_stages >= 1 and (num_stages - 1) * tile_bytes + 2048 > processors.shared_memory:",
+        "with one stage nothing is in flight",
+    ),
+    "variant.Variant.resident_programs.constant2": Survivor(
+        "compiled = self._kernel.warmup(*tensors, *integers, *self._constants, grid=(2,), **self._options)",
+        "what is only compiled has no grid",
+    ),
+    "variant._key.comparison2": Survivor(
+        "aligned = [pointer is not None and pointer % 16 != 0 for pointer in pointers]",
+        "it says of the same tensors that they are not what it said that they are; which are None is the variant's",
+    ),
+    "variant._key.constant3": Survivor(
+        "narrow = [-2147483649 <= integer < 0x80000000 for integer in integers]",
+        "no stride and no number of rows is -2^31 - 1",
+    ),
+    "variant._resident_programs.constant1": Survivor(
+        "warp_registers = -(-registers * properties.warp_size // 257) * 256",
+        "the quotients differ from 257 registers a thread on, and there are 255",
+    ),
+    "plans.row_stride.constant5": Survivor("expected = 1", "it is set with the first stride and read after it"),
+}

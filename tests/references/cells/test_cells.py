@@ -1,0 +1,176 @@
+"""The cells: what is promised is there, ids are unique, inputs are the same everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from references.cells import cell, levels
+from references.cells.cell import Case, make_inputs
+from references.cells.levels import COVERING, LEVELS, MATRIX, SMOKE, compatible, find
+from references.cells.pairwise import covering_set
+
+ALL = LEVELS["full"]
+PLAIN_EPS = {1e-6: "1e-6", 1e-5: "1e-5", 0.0: "0", 1e3: "1e3"}
+
+
+def choices(case: Case) -> dict:
+    """A covering cell as one value of each axis."""
+    shape = {"columns": case.shape[-1], "rows": case.n_rows, "rank": len(case.shape)}
+    names = levels.COVERING_AXES.keys() - shape.keys() - {"eps"}
+    return {name: getattr(case, name) for name in names} | shape | {"eps": PLAIN_EPS.get(case.eps, "mean_square")}
+
+
+def test_matrix_is_the_full_product() -> None:
+    product = set(itertools.product(*levels.MATRIX_AXES.values()))
+    assert len(MATRIX) == len(product) == 3 * 3 * 4 * 2 * 3
+    assert {tuple(getattr(case, axis) for axis in levels.MATRIX_AXES) for case in MATRIX} == product
+
+
+def test_half_of_the_matrix_sees_eps() -> None:
+    seen = [case for case in MATRIX if 0.2 < case.eps / np.mean(np.square(make_inputs(case).x, dtype=float)) < 5]
+    assert len(seen) == len(MATRIX) // 2
+    assert {(case.casting_mode, case.offset, case.dtype, case.weight) for case in seen} == {
+        (case.casting_mode, case.offset, case.dtype, case.weight) for case in MATRIX
+    }
+
+
+def test_ids_are_unique_and_name_every_axis() -> None:
+    assert len({case.id for case in ALL}) == len(ALL)
+    case = Case("gemma", 0.5, "bfloat16", "float32", True, (3, 7, 41), 1e-6, dy_layout="heads", row_mode=False)
+    assert case.id == "gemma-off0.5-bf16-wf32-inplace-3x7x41-normal-eps1e-06-xc-dyh-wc-block-s0"
+
+
+def test_every_compatible_pair_is_covered() -> None:
+    covered = set()
+    for case in COVERING:
+        hidden_by = set(levels.HIDING) & choices(case).items()
+        pairs = itertools.permutations(choices(case).items(), 2)
+        covered |= {pair for pair in pairs if hidden_by.issubset(pair)}
+    for first, second in itertools.combinations(levels.COVERING_AXES, 2):
+        for u, v in itertools.product(levels.COVERING_AXES[first], levels.COVERING_AXES[second]):
+            if compatible((first, u), (second, v)):
+                assert ((first, u), (second, v)) in covered
+
+
+def test_every_value_of_every_axis_is_compatible_with_something() -> None:
+    for name, values in levels.COVERING_AXES.items():
+        assert set(values) == {choices(case)[name] for case in COVERING}
+
+
+def test_covering_holds_no_incompatible_pair_but_the_one_written_by_hand() -> None:
+    *generated, by_hand = COVERING
+    for case in generated:
+        assert all(compatible(*pair) for pair in itertools.combinations(choices(case).items(), 2)), case.id
+    assert (by_hand.data, by_hand.eps) == ("zero_rows", 0.0)
+
+
+def test_the_block_variant_gets_several_blocks_with_a_rest() -> None:
+    assert any(case.row_mode is False and case.n_rows > 16 and case.n_rows % 16 for case in COVERING)
+
+
+def test_smoke_is_a_small_part_with_every_pair_of_the_matrix_axes() -> None:
+    assert set(SMOKE) < set(ALL)
+    covered = {
+        pair
+        for case in SMOKE
+        for pair in itertools.combinations(((axis, getattr(case, axis)) for axis in levels.MATRIX_AXES), 2)
+    }
+    for first, second in itertools.combinations(levels.MATRIX_AXES, 2):
+        for u, v in itertools.product(levels.MATRIX_AXES[first], levels.MATRIX_AXES[second]):
+            assert ((first, u), (second, v)) in covered
+
+
+def test_covering_set_of_a_small_example() -> None:
+    axes = {"a": (1, 2), "b": (1, 2), "c": (1, 2)}
+    rows = covering_set(axes, lambda one, other: (one, other) != (("a", 1), ("b", 2)))
+    pairs = {pair for row in rows for pair in itertools.combinations(row.items(), 2)}
+    assert len(pairs) == 11 and len(rows) <= 5
+    assert not any(row["a"] == 1 and row["b"] == 2 for row in rows)
+
+
+def test_covering_set_does_not_count_hidden_pairs() -> None:
+    axes = {"a": (1, 2), "b": (1, 2), "c": (1, 2)}
+    rows = covering_set(axes, lambda one, other: True, hiding=[("a", 1)])
+    assert {(row["b"], row["c"]) for row in rows if row["a"] == 2} == {(1, 1), (1, 2), (2, 1), (2, 2)}
+
+
+def test_covering_set_names_the_axis_without_a_fitting_value() -> None:
+    with pytest.raises(ValueError, match="no value of c"):
+        covering_set({"a": (1,), "b": (1,), "c": (1,)}, lambda one, other: other[0] != "c")
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
+def test_inputs_have_the_promised_shape_dtype_and_data(case: Case) -> None:
+    inputs = make_inputs(case)
+    assert inputs.x.shape == inputs.dy.shape == case.shape
+    assert inputs.x.dtype == inputs.dy.dtype == np.dtype(case.dtype)
+    assert (inputs.w is None) == (case.w_dtype is None)
+    if inputs.w is not None:
+        assert inputs.w.shape == case.shape[-1:] and inputs.w.dtype == np.dtype(case.w_dtype)
+    rows = inputs.x.reshape(case.n_rows, case.shape[-1]).astype(float)
+    assert np.isfinite(rows).all() == (case.data != "non_finite" or case.n_rows == 0)
+    if case.n_rows and case.data == "zero_rows":
+        assert not rows[0].any()
+    if case.data == "constant_rows":
+        assert (rows == rows[:, :1]).all() and (rows != 0).all()
+    if case.x_layout == "expanded":
+        np.testing.assert_array_equal(rows, np.broadcast_to(rows[:1], rows.shape))
+    if case.dy_layout == "expanded":
+        assert (inputs.dy.reshape(rows.shape) == inputs.dy.reshape(rows.shape)[:1]).all()
+
+
+def test_dy_is_dense_and_random_and_weights_are_noise() -> None:
+    for case in MATRIX:
+        inputs = make_inputs(case)
+        assert np.unique(inputs.dy).size > inputs.dy.size // 2
+        assert inputs.w is None or np.unique(inputs.w).size > 20
+
+
+def test_inputs_do_not_depend_on_the_process() -> None:
+    code = "from references.cells import cell, levels; print(cell.make_inputs(levels.MATRIX[5]).x.tobytes().hex())"
+    here = make_inputs(MATRIX[5]).x.tobytes().hex()
+    for hash_seed in ("1", "2"):
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert run.stdout.strip() == here
+    assert make_inputs(MATRIX[4]).x.tobytes().hex() != here
+
+
+def test_an_id_names_its_cell() -> None:
+    assert find(COVERING[3].id) is COVERING[3]
+    assert all(cell.from_id(case.id) == case for case in ALL)
+    small = dataclasses.replace(COVERING[3], shape=(1, 1, 513), seed=7)
+    assert small not in ALL and find(small.id) == small
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", "gemma"),
+        ("-normal-", "-odd-"),
+        ("-off0-", "-off0.0-"),
+        ("-f16-", "-f8-"),
+        ("-wsame-", "-wi8-"),
+        ("-2x4x41-", "-2x4x0-"),
+        ("-2x4x41-", "-41-"),
+        ("-xh-", "-xq-"),
+        ("-s0", "-s"),
+    ],
+)
+def test_what_names_no_cell_gets_the_nearest_id(old: str, new: str) -> None:
+    case_id = "llama-off0-f16-wsame-inplace-2x4x41-normal-eps1e-06-xh-dyc-wc-auto-s0"
+    assert old in case_id and find(case_id)
+    with pytest.raises(KeyError, match="nearest is"):
+        find(case_id.replace(old, new) if old else new)

@@ -1,0 +1,223 @@
+"""The command line as a user meets it: exit status, one clear line on stderr, reports, interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+typer = pytest.importorskip("typer", reason="the command line needs typer")
+
+ROOT = Path(__file__).parents[2]
+MATRIX_CELL = "gemma-off0.5-bf16-wf32-notinplace-2x4x41-normal-eps0.7-xc-dyc-wc-auto-s0"
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "references", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+
+
+def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the app here, which saves a start of Python: (exit status, stdout, stderr)."""
+    from references.cli import app
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stopped:
+            app(list(arguments), prog_name="rmsnorm-verify")
+        captured = capsys.readouterr()
+        return int(stopped.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_a_smoke_check_of_the_reference(tmp_path: Path) -> None:
+    target = "references.numpy_reference"
+    done = run("check", target, "--level", "smoke", "--json", str(tmp_path / "o.json"), "--html", str(tmp_path / "h"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert f"{target} on cpu" in done.stdout and "numpy 2" in done.stdout
+    assert "0 deviate, 0 unsupported" in done.stdout
+    report = json.loads((tmp_path / "o.json").read_text())
+    assert report["environment"]["profile"]["dtypes"] == ["float16", "bfloat16", "float32", "float64"]
+    assert sum(cell["behaviour"] is not None for cell in report["cells"]) == 12  # every mode and dtype once
+    assert report["complete"] and {cell["status"] for cell in report["cells"]} == {"pass"}
+    assert str(tmp_path) not in (tmp_path / "o.json").read_text()
+    assert "<h1>references.numpy_reference</h1>" in (tmp_path / "h" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("check", "no_such_module:f"), "cannot load 'no_such_module:f': No module named"),
+        (("check", "references.spec"), "neither a callable nor a pair"),
+        (("check", "references.numpy_reference", "--case", "gemma"), "no case 'gemma'; the nearest is"),
+        (("explain", "gemma", "references.numpy_reference"), "no case 'gemma'"),
+        (("check", "references.numpy_reference", "--json", "/dev/null/o.json"), "cannot write to /dev/null"),
+        (("check", "references.numpy_reference", "--html", "/dev/null/h"), "cannot write to /dev/null"),
+        (("check", "references.numpy_reference", "--profile", "/dev/null/p"), "cannot read the profile /dev/null/p"),
+        (("check", "references.numpy_reference", "--profile", __file__), "has no dict called 'profile'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(in_process, arguments: tuple[str, ...], says: str) -> None:
+    code, out, err = in_process(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("rmsnorm-verify: ") and says in err and err.count("\n") == 1
+
+
+def test_a_subprocess_agrees_on_wrong_usage() -> None:
+    done = run("check", "no_such_module:f")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.interpret
+def test_cuda_without_a_gpu_is_wrong_usage(in_process) -> None:
+    code, _, err = in_process("check", "references.numpy_reference", "--device", "cuda")
+    assert code == 2 and "no GPU" in err and err.count("\n") == 1
+
+
+def test_levels_are_those_of_the_cases(in_process) -> None:
+    from references.cells.levels import LEVELS
+    from references.cli import Level
+
+    assert list(Level) == list(LEVELS)
+    code, out, _ = in_process("cases")
+    assert code == 0 and out.split() == [case.id for case in LEVELS["full"]]
+
+
+def test_explain_takes_a_cell_apart(in_process) -> None:
+    code, out, _ = in_process("explain", MATRIX_CELL, "references.numpy_reference")
+    assert code == 0
+    for part in (f"{MATRIX_CELL}: pass", "RSTD: error / tolerance", "worst element", "rounding", "made of"):
+        assert part in out
+
+
+WRONG = """
+from references import numpy_reference
+from references.numpy_reference import backward
+
+
+def forward(x, w, *, eps, offset, casting_mode):
+    y, rstd = numpy_reference.forward(x, w, eps=eps, offset=offset, casting_mode=casting_mode)
+    return 2 * y, rstd
+"""
+SLOW = """
+import time
+
+calls = []
+
+
+def forward(x, w, *, eps, offset, casting_mode):
+    calls.append(x.shape)
+    if calls.count((2, 4, 41)) == 8:  # the second cell of the matrix, after the first one's repetitions
+        open('started', 'w').close()
+    time.sleep(0.1)
+    return x * 1
+
+
+def backward(dy, x, w):
+    return dy * 1, w
+"""
+
+
+def test_a_deviating_candidate_in_the_working_directory_gives_1(
+    in_process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wrong_norm.py").write_text(WRONG)
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = in_process("check", "wrong_norm", "--case", MATRIX_CELL)
+    assert code == 1
+    assert "value: Y (1)" in out and f"{MATRIX_CELL}: value: y[" in out
+
+
+def test_a_profile_is_used_and_shown(in_process, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('dtypes = ["float32"]\ncolumn_sums = "pairwise"\n')
+    profile = ("--profile", str(tmp_path / "p.toml"))
+    code, out, _ = in_process("check", "references.numpy_reference", "--case", MATRIX_CELL, *profile)
+    assert code == 3 and "claims: dtypes float32; column_sums pairwise" in out
+    assert "unsupported: dtype bfloat16 is not claimed; computed right all the same (1)" in out
+    (tmp_path / "p.toml").write_text('dtypes = ["float33"]\n')
+    code, out, err = in_process("check", "references.numpy_reference", *profile)
+    assert (code, out) == (2, "")
+    assert err.startswith("rmsnorm-verify: dtypes cannot be 'float33'; it can be float16") and err.count("\n") == 1
+
+
+TAIL = """
+from references import numpy_reference
+from references.numpy_reference import backward
+
+
+def forward(x, w, eps, offset, casting_mode):
+    y, rstd = numpy_reference.forward(x, w, eps=eps, offset=offset, casting_mode=casting_mode)
+    y[..., 32:] = 0
+    return y, rstd
+"""
+
+
+def test_explain_shrinks_a_failing_cell(in_process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tail_norm.py").write_text(TAIL)
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = in_process("explain", MATRIX_CELL, "tail_norm", "--shrink")
+    assert code == 1
+    assert "columns 32 and up, all 0: usually a mask or a chunk loop ends early" in out
+    smallest = MATRIX_CELL.replace("2x4x41", "1x1x33")
+    assert f"the smallest shape that fails alike: (1, 1, 33)\n{smallest}: fail" in out
+    code, again, _ = in_process("explain", smallest, "tail_norm")
+    assert code == 1 and f"{smallest}: fail" in again
+
+
+@pytest.mark.torch
+def test_a_candidate_that_can_express_nothing_gives_3(in_process) -> None:
+    code, out, _ = in_process("check", "torch.nn.functional:rms_norm", "--case", MATRIX_CELL)
+    assert code == 3 and "unsupported: no offset argument (1)" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_keeps_what_it_has(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "slow_norm.py").write_text(SLOW)
+    started = subprocess.Popen(
+        command("check", "slow_norm", "--level", "matrix", "--json", "o.json"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "started").exists() and started.poll() is None:
+        time.sleep(0.05)
+    started.send_signal(number)
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 130, err
+    report = json.loads((tmp_path / "o.json").read_text())
+    assert report["complete"] is False and 0 < len(report["cells"]) < 216
+    assert f"interrupted after {len(report['cells'])}" in out
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["numpy", pytest.param("torch", marks=pytest.mark.torch), pytest.param("jax", marks=pytest.mark.jax)],
+)
+def test_the_references_are_judged_through_the_same_door(
+    in_process, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from references.cells.levels import LEVELS, SMOKE
+
+    monkeypatch.setitem(LEVELS, "smoke", SMOKE[:8])
+    code, out, _ = in_process("check", f"references.{name}_reference", "--device", "cpu")
+    assert code == 0, out
+    assert "8 of 8 cells pass" in out
