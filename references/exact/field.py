@@ -182,10 +182,10 @@ class Field:
         """Float64 elements on their way to a narrower format: hashed unless they keep, and constants as they really are."""
         size, minus = self._size(a)
         hashed = _hash(size, self.seed + 32) % np.uint64(self.prime)
-        a = np.where(keeps, a, np.where(minus, self.negative(hashed), hashed))
+        rounded = np.where(keeps, a, np.where(minus, self.negative(hashed), hashed))
         for double, single in self._singles.items():
-            a = np.where(a == double, single, a)
-        return a
+            rounded = np.where(a == double, single, rounded)
+        return rounded
 
     def _size(self, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The positive one of a and -a, and whether it is the latter."""

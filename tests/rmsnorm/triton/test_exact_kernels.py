@@ -20,13 +20,22 @@ pytestmark = [pytest.mark.torch, pytest.mark.interpret]
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from references import arrays, layouts  # noqa: E402
-from references.cases import MATRIX, Case, Inputs  # noqa: E402
+from references import arrays  # noqa: E402
+from references.candidates import memory  # noqa: E402
+from references.cells.cell import Case, Inputs  # noqa: E402
+from references.cells.levels import MATRIX  # noqa: E402
 from references.exact import draw, table, torch_world, triton_world  # noqa: E402
 from references.exact.field import PRIMES, Field  # noqa: E402
 from references.exact.program import Result, differing  # noqa: E402
-from rmsnorm import config, launch, liger_rms_norm  # noqa: E402
-from rmsnorm.config import BackwardConfig, ForwardConfig, Processors, SplitConfig, WeightGradientConfig  # noqa: E402
+from rmsnorm import liger_rms_norm  # noqa: E402
+from rmsnorm.fused import launch, plans, tiles  # noqa: E402
+from rmsnorm.fused.tiles import (  # noqa: E402
+    BackwardConfig,
+    ForwardConfig,
+    Processors,
+    SplitConfig,
+    WeightGradientConfig,
+)
 
 LAYOUTS = {  # x, dy, w
     "rows apart": ("row_strided", "row_strided", "column_strided"),
@@ -49,7 +58,7 @@ class Exact:
     field: Field
     problem: table.Problem
     wanted: dict[str, np.ndarray]
-    arguments: layouts.Arguments
+    arguments: memory.Arguments
 
     def differing(self, **tensors: Any) -> dict[str, int]:
         got: dict[str, Result] = {
@@ -79,7 +88,7 @@ def exact(case: Case) -> Exact:
 
     w = None if problem.w is None else real(problem.w, str(case.w_dtype), problem.w.shape)
     inputs = Inputs(real(problem.x, case.dtype, case.shape), w, real(problem.dy, case.dtype, case.shape))
-    arguments = layouts.Arguments(case, inputs, "torch", "cpu")
+    arguments = memory.Arguments(case, inputs, "torch", "cpu")
     return Exact(case, field, problem, table.evaluate(field, problem, formula), arguments)
 
 
@@ -126,18 +135,18 @@ def test_every_layout_and_variant(layout: str, mode: str, dtype: str, row_mode: 
 def tuned() -> set[tuple[str, Any]]:
     """The structures of the tuned table: tiles and splits with their chunks, whatever the width of a chunk."""
     structures: set[tuple[str, Any]] = set()
-    for entry in json.loads(resources.files("rmsnorm").joinpath("tuned.json").read_text())["entries"]:
+    for entry in json.loads(resources.files("rmsnorm.fused").joinpath("tuned.json").read_text())["entries"]:
         n_cols, itemsize, row_wise = entry["n_cols"], entry["itemsize"], entry["row_wise"]
         if entry["direction"] == "forward":
             for mode in ("llama", "none"):
-                c = config.forward_config(n_cols, itemsize, row_wise, mode)
+                c = tiles.forward_config(n_cols, itemsize, row_wise, mode)
                 structures.add(("forward", (c.block_rows, -(-n_cols // c.block_cols), c.n_held)))
         elif entry["direction"] == "backward":
-            b = config.backward_config(1 << 16, n_cols, itemsize, row_wise, GPU)
+            b = tiles.backward_config(1 << 16, n_cols, itemsize, row_wise, GPU)
             n_chunks = -(-n_cols // b.block_cols)
             structures.add(("backward", (b.block_rows, n_chunks, min(b.num_stages, 2), b.reload_weight)))
         else:
-            s = config.split_config(n_cols, itemsize, GPU)
+            s = tiles.split_config(n_cols, itemsize, GPU)
             assert s is not None
             structures.add(("split", (s.n_splits, s.n_chunks, s.reload_rows, s.reload_weight)))
     return structures
@@ -181,7 +190,7 @@ def test_partial_rows_are_summed_and_rounded_once(w_dtype: str) -> None:
     given = torch_world.to_tensor(partials, "float32")
     dw = torch.full((n_cols,), torch.nan, dtype=getattr(torch, w_dtype))
     with triton_world.world(field):
-        variant = launch._weight_gradient_variant(WeightGradientConfig(4, 8, 1), torch.float32, dw.dtype, n_cols)
+        variant = plans._weight_gradient_variant(WeightGradientConfig(4, 8, 1), torch.float32, dw.dtype, n_cols)
         variant.launch(-(-n_cols // 8), (given, dw), (9,))
     wanted = field.encode(field.sum(field.decode(partials, "float32"), axis=0), w_dtype)
     assert np.array_equal(torch_world.to_patterns(dw), wanted)
