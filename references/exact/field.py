@@ -179,7 +179,7 @@ class Field:
         return a
 
     def _from_double(self, a: np.ndarray, keeps: np.ndarray) -> np.ndarray:
-        """Float64 elements on their way to a narrower format: hashed unless they keep, and constants as they really are."""
+        """Float64 elements on the way to a narrower format: hashed unless they keep; constants as they really are."""
         size, minus = self._size(a)
         hashed = _hash(size, self.seed + 32) % np.uint64(self.prime)
         rounded = np.where(keeps, a, np.where(minus, self.negative(hashed), hashed))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from references.exact.draw import draw
-from references.exact.field import PRIMES, Field, NotAlgebraic
+from references.exact.field import PRIMES, SCALES, Field, NotAlgebraic
 from references.exact.probability import missed
 from references.exact.program import Program, Result, differing, run
 from references.exact.search import explain_backward, explain_forward
@@ -57,7 +57,8 @@ class Proof:
             f" ({self.missed_once:.0e} if it differs in one element at one shape alone)"
         )
         if self.mode is not None:
-            return [f"{self.name}, {self.dtype}: equals {self.mode} exactly at {self.shapes} shapes; {sure}"]
+            what = self.mode if self.rounds else "the formula, in which the modes are one,"
+            return [f"{self.name}, {self.dtype}: equals {what} exactly at {self.shapes} shapes; {sure}"]
         if self.formula is None:
             return [f"{self.name}, {self.dtype}: equals no mode, and no set of rounding points explains it"]
         if self.differs is not None:
@@ -73,13 +74,18 @@ class Proof:
         return lines
 
     @property
+    def rounds(self) -> bool:
+        """Whether X's dtype is narrower than the compute dtype, so that the modes differ."""
+        return self.dtype in SCALES
+
+    @property
     def described(self) -> str:
         """The formula of Y in words."""
         assert self.formula is not None
         if self.forward_mode is not None:
-            return f"{self.forward_mode}'s exactly"
-        points = rounded_points(self.formula.points)
-        words = f"no mode's; it rounds {', '.join(points)}" if points else "no mode's; it rounds nothing on the way"
+            return f"{self.forward_mode}'s exactly" if self.rounds else "the formula's exactly"
+        points = ", ".join(rounded_points(self.formula.points)) or "nothing on the way"
+        words = f"no mode's; it rounds {points}" if self.rounds else "not the formula's"
         return "; ".join((words, *(w for w in self.formula.named() if not w.startswith(("dX", "dW")))))
 
 

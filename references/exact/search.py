@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from references.exact.field import Field
+from references.exact.field import SCALES, Field
 from references.exact.program import Result, result_dtypes
 from references.exact.table import Formula, Problem, backward, formula, forward, variance
 from references.spec import CastingMode, RoundingPoints
@@ -29,11 +29,14 @@ TWISTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def formulas() -> Iterator[Formula]:
-    """The three modes, then every set of rounding points, then every set with one thing out of its place."""
+def formulas(rounds: bool) -> Iterator[Formula]:
+    """The three modes, then every set of rounding points, then every set with one thing out of its place.
+
+    Where X's dtype is the compute dtype nothing rounds, and one set is as good as another.
+    """
     yield from (formula(mode) for mode in CastingMode)
     names = [field.name for field in fields(RoundingPoints)]
-    sets = sorted(itertools.product((False, True), repeat=len(names)), key=sum)
+    sets = sorted(itertools.product((False, True), repeat=len(names)), key=sum) if rounds else [(False,) * len(names)]
     for twist in TWISTS:
         for points in sets:
             yield Formula(RoundingPoints(**dict(zip(names, points, strict=True))), **twist)
@@ -45,7 +48,7 @@ def explain_forward(field: Field, problem: Problem, y: Result) -> Formula | None
     if dtype != problem.dtype or patterns.shape != problem.x.shape:
         return None
     got = field.decode(patterns, dtype)
-    for candidate in formulas():
+    for candidate in formulas(rounds=problem.dtype in SCALES):
         rows = field.positive(variance(field, problem, candidate))[:, 0]
         if rows.sum() < LEAST_ROWS:
             continue

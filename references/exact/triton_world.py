@@ -46,6 +46,8 @@ def world(field: Field) -> Iterator[None]:
         patch(builder, "create_fp_to_fp", lambda self, source, target, rounding: self.cast_impl(source, target))
         for name, dtype in CONSTANTS.items():
             patch(builder, name, _constant(field, dtype))
+        convert = interpreter._implicit_cvt
+        patch(interpreter, "_implicit_cvt", lambda given: _argument(field, convert, given))
         for owner, kind in ((interpreter.ReduceOps, "reduction"), (interpreter.ScanOps, "scan")):
             patch(owner, "apply_impl", _only_sums(field, kind, owner.apply_impl))
         yield
@@ -112,6 +114,13 @@ def _cast(field: Field, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _constant(field: Field, dtype: Any) -> Callable[..., Any]:
     return lambda self, value: _handle(field.constant(value, DTYPES[dtype]), dtype)
+
+
+def _argument(field: Field, plain: Callable[..., Any], given: Any) -> Any:
+    """A kernel's argument: a float is a float32 there, as compiled kernels get it, and no Python number."""
+    if not isinstance(given, float):
+        return plain(given)
+    return tl.core.tensor(_handle(field.constant(given, "float32"), tl.float32), tl.float32)
 
 
 def _only_sums(field: Field, kind: str, plain: Callable[..., Any]) -> Callable[..., Any]:
