@@ -38,6 +38,7 @@ class Proof:
     forward_mode: str | None = None
     formula: Formula | None = None
     gradients: dict[str, Formula] | None = None  # what explains dx and dw
+    weighted: bool = True
     eps: float | None = None
     offset: float | None = None
     missed: float = 1.0  # a formula that differs at every shape; `missed_once`: in one element at one shape alone
@@ -64,7 +65,7 @@ class Proof:
         if self.differs is not None:
             return [f"{self.name}, {self.dtype}: Y is {self.described} at one shape; then {self.differs}"]
         lines = [f"{self.name}, {self.dtype}: Y is {self.described} at {self.shapes} shapes; {sure}"]
-        for name, label in (("dx", "dX"), ("dw", "dW")):
+        for name, label in (("dx", "dX"), ("dw", "dW"))[: 1 + self.weighted]:
             found = (self.gradients or {}).get(name)
             if found is None:
                 lines.append(f"  {label}: no formula that was tried explains it")
@@ -112,7 +113,7 @@ def prove(
     w_dtype = w_dtype if program.takes_weight else None
     if program.n_cols is not None:
         shapes = sorted({(n_rows, program.n_cols) for n_rows, _ in shapes})
-    proof = Proof(program.name, dtype, len(shapes))
+    proof = Proof(program.name, dtype, len(shapes), weighted=w_dtype is not None)
     try:
         found = _search(program, dtype, w_dtype, casting_mode, shapes, seed)
         if found is None:
