@@ -20,7 +20,7 @@ USUAL_OFFSETS = (0.0, 1.0)
 def prove(candidate: Candidate, case: Case, shapes: Sequence[tuple[int, int]] = SHAPES) -> Proof:
     """What the candidate computes in the case's dtype, weight's dtype and, if it takes one, casting mode.
 
-    Kernels run through Triton's interpreter, which must have been chosen (`interpreter.install`); arrays lie on the CPU.
+    Kernels run through Triton's interpreter, chosen before (`interpreter.install`); arrays lie on the CPU.
     """
     w_dtype = case.w_dtype if "w" in candidate.meanings else None
     return prove_program(

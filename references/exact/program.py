@@ -118,6 +118,10 @@ def _torch(field: Field, program: Program, problem: Problem, settings: Settings)
         if program.backward is None:
             x.requires_grad_()
             y, rstd = _pair(program.forward(x, w, settings))
+            if not isinstance(y, torch.Tensor) or y.shape != x.shape:
+                raise TypeError(
+                    f"y is {tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__}, not like x"
+                )
             leaves = [x] if w is None else [x, w]
             dx, *rest = torch.autograd.grad(y, leaves, dy, allow_unused=True) if y.requires_grad else (None,)
             dw = rest[0] if rest else None

@@ -1,10 +1,11 @@
 """What other people's norms compute exactly, forward and backward: the tables of docs/exact.md.
 
-    python -m references.peers.exactness docs/exact.md
+python -m references.peers.exactness docs/exact.md
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections import defaultdict
@@ -25,21 +26,22 @@ OFFSETS = (0.0, 1.0)
 
 
 def module_program(module: nn.Module, size: int = SIZE) -> Program:
-    """A module of rows of `size` elements that is called with x alone, its weight, if it has one, in `weight`."""
-    held = dict(module.named_parameters()) | dict(module.named_buffers())
+    """A module of rows of `size` elements, called with x and, if it has one, a gate; its parameter is `weight`."""
+    weighted = "weight" in dict(module.named_parameters())
+    gated = "gate" in inspect.signature(module.forward).parameters
     eps = [value for value in vars(module).values() if isinstance(value, float) and 0 <= value < 1]
     machine = [torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16)]  # torch.nn.RMSNorm without an eps
 
     def forward(x: Any, w: Any, s: Settings) -> Any:
-        return torch.func.functional_call(module, {} if w is None else {"weight": w}, (x,))
+        return torch.func.functional_call(module, {} if w is None else {"weight": w}, (x, x) if gated else (x,))
 
     return Program(
         type(module).__name__,
         "torch",
         forward,
-        takes_weight="weight" in held,
+        takes_weight=weighted,
         eps=tuple(dict.fromkeys(eps)) or (*machine, 0.0),
-        offsets=OFFSETS if "weight" in held else (0.0,),
+        offsets=OFFSETS if weighted else (0.0,),
         n_cols=size,
     )
 
