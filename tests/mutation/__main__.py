@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -34,12 +35,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets every result")
     parser.add_argument("--seed", type=int, default=0, help="of the judged cells: no fault may need one seed")
     parser.add_argument("--automatic", action="store_true", help="the mutants made by rule instead")
+    parser.add_argument("--by", metavar="TEST", help='this stage alone: a test file, perhaps with "::name" or " -k …"')
     options = parser.parse_args()
     device = options.device if options.device != "auto" else "cuda" if compiled_kernels() else "cpu"
     try:
         selected = select_automatic(options.ids) if options.automatic else catalogue.select(options.ids, device)
     except KeyError as error:
         parser.error(f"no mutant {error.args[0]!r}")
+    if options.by:
+        selected = [replace(mutant, noticed_by=options.by, then=()) for mutant in selected]
     if options.json:
         try:
             options.json.open("a").close()  # before the work
