@@ -2,8 +2,7 @@
 
 Few rows take one launch, in which programs of dW read all rows once more; more of them take a launch of tiles and one
 that sums their partial rows. Both are timed side by side, each call after a cleaned L2, with the tiles of the table,
-and the one launch with several tiles of dW. `FEW_ROWS` and `few_rows_config` in `rmsnorm/fused/tiles.py` follow what
-this finds.
+and the one launch with several tiles of dW. `plans.are_few` and `tiles.few_rows_config` follow what this finds.
 """
 
 from __future__ import annotations

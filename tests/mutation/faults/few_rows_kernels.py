@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant import STATIC, Mutant
+from tests.mutation.mutant import Mutant
 
 FILE = "rmsnorm/fused/few_rows_kernels.py"
 LAUNCH = "rmsnorm/fused/launch.py"
@@ -45,7 +45,13 @@ MUTANTS = (
         "dW is written beyond the last column",
         HARD + "::test_guard_pages",
     ),
-    _fault("W08", "tl.cast(start, tl.int64) + tl.arange", "start + tl.arange", "row indices are int32", STATIC),
+    _fault(
+        "W08",
+        "tl.cast(start, tl.int64) + tl.arange",
+        "start + tl.arange",
+        "row indices are int32",
+        HARD + "::test_beyond_int32",
+    ),
     _fault(
         "W09",
         "own_dx = torch.empty_like(dy) if dx is dy else dx",
