@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from rmsnorm import eager
-from rmsnorm.checks import check_backward, check_forward, compute_dtype
+from rmsnorm.checks import check_backward, check_forward, check_inputs, compute_dtype
 from rmsnorm.fused import launch
 from rmsnorm.fused.tiles import MAX_FUSED_COLS
 
@@ -56,8 +56,12 @@ def _composed(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mod
 
 
 def _backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> Pair:
+    check_backward(dy, x, w, rstd, *rest[:3])
+    return _gradients(dy, x, w, rstd, *rest)
+
+
+def _gradients(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> Pair:
     *settings, needs_dx, needs_dw = rest
-    check_backward(dy, x, w, rstd, *settings[:3])
     dx: torch.Tensor | None
     if _uses_kernels(x):
         dx = x.new_empty(x.shape) if needs_dx else None
@@ -289,10 +293,21 @@ def forward(x: torch.Tensor, w: Weight, *settings: Any) -> Pair:
     return run(x, w, *settings)
 
 
+def normalize(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mode: str, row_mode: Any) -> torch.Tensor:
+    """y by the shortest way, where nobody can ask for a gradient."""
+    if needs_dispatcher(x, w):
+        return rms_norm_forward(x, w, eps, offset, casting_mode, row_mode)[0]
+    check_inputs(x, w)
+    if not _uses_kernels(x):
+        return _composed(x, w, eps, offset, casting_mode, row_mode)[0]
+    settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
+    return launch.rms_norm_forward(x, w, **settings, needs_rstd=False)[0]
+
+
 def backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, *rest: Any) -> Pair:
-    """rms_norm_backward by the shortest way."""
+    """rms_norm_backward by the shortest way: x, w and rstd are the forward's, and autograd has checked dy."""
     direct = not needs_dispatcher(x, w) and type(dy) in _PLAIN and not torch._C._functorch.is_legacy_batchedtensor(dy)
-    run = _backward if direct else rms_norm_backward  # a batch of dY, of is_grads_batched, is no plain tensor either
+    run = _gradients if direct else rms_norm_backward  # a batch of dY, of is_grads_batched, is no plain tensor either
     return run(dy, x, w, *rest)
 
 

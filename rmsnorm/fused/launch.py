@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -29,22 +30,24 @@ def rms_norm_forward(
     row_mode: bool | None = None,
     config: ForwardConfig | None = None,
     records: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """y, shape and dtype of x, and rstd, x.shape[:-1] in the compute dtype; both contiguous.
+    needs_rstd: bool = True,
+) -> tuple[torch.Tensor, Any]:
+    """y, shape and dtype of x, and rstd, x.shape[:-1] in the compute dtype, or None; both contiguous.
 
     x: (..., n_cols), any strides; w: (n_cols,) or None. `config` replaces the tile that the shape would get. `records`
-    puts the launch into the graph that torch.compile is making; the number of rows may be symbolic there.
+    puts the launch into the graph that torch.compile is making; the number of rows may be symbolic there. Without
+    `needs_rstd`, where nobody can ask for a gradient, rstd is neither stored nor allocated.
     """
     shape, dtype = tuple(x.shape), x.dtype  # new_empty takes twice as long over a torch.Size
     y = x.new_empty(shape)
-    rstd = x.new_empty(shape[:-1], dtype=compute_dtype(dtype))
-    if rstd.numel() == 0:
+    rstd = x.new_empty(shape[:-1], dtype=compute_dtype(dtype)) if needs_rstd else None
+    if y.numel() == 0:
         return y, rstd
     w_dtype = None
     if w is not None:
         w, w_dtype = w.contiguous(), w.dtype
     make_plan = plans.forward_plan.__wrapped__ if records else plans.forward_plan  # a symbol cannot be looked up
-    plan = make_plan(shape, x.stride(), dtype, w_dtype, eps, offset, casting_mode, row_mode, config)
+    plan = make_plan(shape, x.stride(), dtype, w_dtype, eps, offset, casting_mode, row_mode, config, needs_rstd)
     if plan.copies_x:
         x = x.contiguous()
     submit = plan.variant.record if records else plan.variant.launch

@@ -85,6 +85,7 @@ def _forward_variant(
     offset: float,
     casting_mode: str,
     align: int,
+    needs_rstd: bool,
 ) -> Variant:
     return Variant(
         kernels.rms_norm_forward_kernel,
@@ -94,6 +95,7 @@ def _forward_variant(
             offset,
             CASTING_MODES[casting_mode],
             w_dtype is not None,
+            needs_rstd,
             config.block_rows,
             config.block_cols,
             config.n_held,
@@ -250,6 +252,7 @@ def forward_plan(
     casting_mode: str,
     row_mode: bool | None,
     config: ForwardConfig | None,
+    needs_rstd: bool = True,
 ) -> ForwardPlan:
     n_rows, n_cols, itemsize = math.prod(shape[:-1]), shape[-1], dtype.itemsize
     x_row_stride = row_stride(shape, x_strides)
@@ -260,7 +263,7 @@ def forward_plan(
     if config is None:
         row_wise = is_row_wise("forward", n_cols, itemsize, row_mode)
         config = forward_config(n_cols, itemsize, row_wise, casting_mode)
-    variant = _forward_variant(config, dtype, w_dtype, n_cols, eps, offset, casting_mode, align)
+    variant = _forward_variant(config, dtype, w_dtype, n_cols, eps, offset, casting_mode, align, needs_rstd)
     return ForwardPlan(copies_x, variant, -(-n_rows // config.block_rows), (x_row_stride // align, n_rows))
 
 

@@ -1,8 +1,8 @@
 """Which variant and which tiles a shape gets. Pure arithmetic over a table: no tensors, no launches.
 
 `tuned.json` holds the tiles that were fastest, or within the noise of it, in sweeps on an H200, one entry for each
-element size of x, number of columns and variant (docs/tuning.md); an entry that names a casting mode is for that one
-alone, where the others' tile does not suit it. Another GPU gets the same tiles, which depend on what
+element size of x, number of columns and variant (docs/maintain/tuning.md); an entry that names a casting mode is for
+that one alone, where the others' tile does not suit it. Another GPU gets the same tiles, which depend on what
 a row is and not on the GPU, with its own number of programs and no more rows in flight than its shared memory holds. A
 number of columns that is not in the table gets the tiles of the next larger one.
 

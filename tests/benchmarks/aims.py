@@ -205,7 +205,7 @@ def section(times: Times, infos: list[Info]) -> list[str]:
         "## Aims",
         "",
         "What this project sets itself, and the row that is furthest from it. Why some are missed, and what was tried:",
-        "[tuning.md](tuning.md).",
+        "[tuning.md](../maintain/tuning.md).",
         "",
         "| ratio | aim | worst row | reached |",
         "|---|---|---|---|",

@@ -1,6 +1,6 @@
-"""From the benchmark's JSON, of one run or of several, to docs/performance.md and its pictures, which lie beside it.
+"""From the benchmark's JSON, of one run or of several, to docs/results/performance.md and its pictures beside it.
 
-python -m tests.benchmarks.table docs/benchmark.json docs/performance.md
+python -m tests.benchmarks.table docs/results/data/benchmark.json docs/results/performance.md
 """
 
 from __future__ import annotations
@@ -320,10 +320,11 @@ def picture(times: Times, path: Path) -> None:
 
 PROSE = """
 ```sh
-python3 -m pytest tests/benchmarks/test_rms_norm.py --benchmark-only --benchmark-json docs/benchmark.json
+python3 -m pytest tests/benchmarks/test_rms_norm.py --benchmark-only --benchmark-json docs/results/data/benchmark.json
 python3 -m pytest tests/benchmarks/test_growth.py tests/benchmarks/test_settings.py --benchmark-only \\
-  --benchmark-json docs/growth.json
-python3 -m tests.benchmarks.table docs/benchmark.json docs/growth.json docs/performance.md
+  --benchmark-json docs/results/data/growth.json
+python3 -m tests.benchmarks.table docs/results/data/benchmark.json docs/results/data/growth.json \\
+  docs/results/performance.md
 ```
 
 Kernel time of one call in microseconds, forward / backward with dW: the sum over its kernels as the profiler sees them,

@@ -1,4 +1,4 @@
-"""docs/performance.md is what its command makes of the figures beside it, and growth becomes a section."""
+"""docs/results/performance.md is what its command makes of the figures beside it, and growth becomes a section."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 
 from tests.benchmarks import aims, table  # noqa: E402
 
-DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+FIGURES = [RESULTS / "data/benchmark.json", RESULTS / "data/growth.json"]
 
 
 def record(axis: str, direction: str, n_rows: int, n_cols: int, liger: float) -> dict:
@@ -24,7 +25,7 @@ def record(axis: str, direction: str, n_rows: int, n_cols: int, liger: float) ->
 @pytest.fixture
 def grown(tmp_path: Path) -> list[Path]:
     """The committed figures, and a run of two sizes of each axis."""
-    runs = [json.loads((DOCS / "benchmark.json").read_text()) for _ in range(2)]
+    runs = [json.loads(FIGURES[0].read_text()) for _ in range(2)]
     runs[0]["benchmarks"] = [r for r in runs[0]["benchmarks"] if "growth_us" not in r["extra_info"]]
     runs[1]["benchmarks"] = []
     for direction, liger in (("forward", 10.0), ("backward", 20.0)):
@@ -37,8 +38,7 @@ def grown(tmp_path: Path) -> list[Path]:
 
 
 def test_the_page_is_what_its_command_makes() -> None:
-    sources = [path for path in (DOCS / "benchmark.json", DOCS / "growth.json") if path.exists()]
-    assert table.page(sources) == (DOCS / "performance.md").read_text(encoding="utf-8")
+    assert table.page(FIGURES) == (RESULTS / "performance.md").read_text(encoding="utf-8")
 
 
 def test_an_aim_names_its_worst_row_and_counts_those_that_reach_it() -> None:
@@ -49,7 +49,7 @@ def test_an_aim_names_its_worst_row_and_counts_those_that_reach_it() -> None:
 
 
 def test_aims_are_measured_by_the_committed_figures() -> None:
-    infos = table.records(table.read([DOCS / "benchmark.json", DOCS / "growth.json"]))
+    infos = table.records(table.read(FIGURES))
     times = table.speeds(infos)
     found = {aim.name: aim for aim in (*aims.speed_aims(times), *aims.settings_aims(infos), *aims.host_aims(infos))}
     shape = "4096×1024 bfloat16"

@@ -157,7 +157,7 @@ def test_a_model_computes_the_same_before_and_after(device: str) -> None:
     assert torch.equal(torch.random.get_rng_state(), random_state)
     assert {name: id(p) for name, p in model.named_parameters()} == before  # the optimizer still holds the weights
     assert model.last is model.before and isinstance(model.before, LigerRMSNorm)
-    assert not model.before.in_place and not model.before.training
+    assert not model.before.training
     assert [entry.name for entry in report.replaced] == ["before", "after"]
     assert not report.kept
     original.load_state_dict(model.state_dict(), strict=True)
@@ -174,6 +174,21 @@ def test_a_model_computes_the_same_before_and_after(device: str) -> None:
     optimizer.step()
     assert not torch.equal(model.before.weight, original.before.weight)
     assert not convert_model(model).entries  # nothing is left to do
+
+
+def test_a_residual_keeps_its_gradient(device: str) -> None:
+    # The norm's dY and the residual's gradient are one tensor: convert_model need not know where a model adds.
+    models = [Layer().to(device), Layer().to(device)]
+    models[1].load_state_dict(models[0].state_dict())
+    x, dy = (torch.randn(4, 8, H, device=device) for _ in range(2))
+    gradients = []
+    for model, settings in zip(models, ({}, {"in_place": False}), strict=True):
+        convert_model(model, **settings)
+        leaf = x.clone().requires_grad_()
+        h = leaf * 1.0
+        (h + model.after(h)).backward(dy.clone())
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
 
 
 def test_the_hooks_of_a_device_map_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +222,9 @@ def test_the_hooks_of_a_device_map_stay(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_torchs_own_norm_is_converted(device: str) -> None:
     model = nn.Sequential(nn.RMSNorm(H), nn.RMSNorm(H, eps=1e-4, elementwise_affine=False)).to(device)
-    report = convert_model(model, in_place=True)
+    report = convert_model(model, in_place=False)
     assert [entry.measured and entry.measured.weighted for entry in report.entries] == [True, False]
-    assert all(isinstance(norm, LigerRMSNorm) and norm.in_place for norm in model)
+    assert all(isinstance(norm, LigerRMSNorm) and not norm.in_place for norm in model)
     assert model[0].eps == torch.finfo(torch.float32).eps and model[1].eps == 1e-4
 
 

@@ -187,6 +187,26 @@ def test_without_gradients_there_is_no_node(mode: Any, monkeypatch: pytest.Monke
         liger_rms_norm(x, w, 1e-6)
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize("asked", ["no_grad", "inference_mode", "frozen", "x", "w"])
+def test_rstd_is_stored_where_a_gradient_can_be_asked_for(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[bool] = []
+    forward = launch.rms_norm_forward
+
+    def record(*args: Any, **settings: Any) -> Any:
+        y, rstd = forward(*args, **settings)
+        stored.append(rstd is not None)
+        return y, rstd
+
+    monkeypatch.setattr(launch, "rms_norm_forward", record)
+    x = torch.randn(3, 8, requires_grad=asked not in ("frozen", "w"))
+    w = torch.randn(8, requires_grad=asked not in ("frozen", "x"))
+    with getattr(torch, asked, torch.enable_grad)():
+        y = liger_rms_norm(x, w, 1e-6)
+    assert stored == [asked in ("x", "w")]
+    assert torch.equal(y, liger_rms_norm(x.detach().requires_grad_(), w, 1e-6)), "the bits depend on it"
+
+
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The settings of every backward launch, none of which happens."""
