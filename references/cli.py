@@ -49,6 +49,19 @@ class Device(enum.StrEnum):
     CUDA = "cuda"
 
 
+class Weight(enum.StrEnum):
+    SAME = "same"
+    FLOAT32 = "float32"
+    NONE = "none"
+
+
+class Dtype(enum.StrEnum):
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
 Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="The candidate; MODULE alone for a pair.")]
 OnDevice = Annotated[Device, typer.Option(help="Where PyTorch candidates run.")]
 FixedMode = Annotated[
@@ -127,6 +140,35 @@ def explain(
             print(f"\nthe smallest shape that fails alike: {smallest.case.shape}")
             print("\n".join(explain_verdict(smallest)))
     raise typer.Exit(exit_code([verdict]))
+
+
+@app.command()
+def prove(
+    target: Target,
+    dtype: Annotated[list[Dtype] | None, typer.Option(help="Of X; repeatable.")] = None,
+    casting_mode: Annotated[
+        list[CastingMode] | None, typer.Option(help="Asked of a candidate that takes one; repeatable.")
+    ] = None,
+    weight: Annotated[Weight, typer.Option(help="Its dtype: X's, float32, or none.")] = Weight.SAME,
+    time_limit: TimeLimit = TIME_LIMIT,
+) -> None:
+    """Run a candidate on numbers without rounding errors and say, without a tolerance, what it computes.
+
+    Exit status: 0 it equals the mode that it was asked for, or any if it takes none; 1 it equals none; 3 refused.
+    """
+    os.environ["TRITON_INTERPRET"] = "1"  # the exact world is Triton's interpreter, on a GPU machine too
+    codes = []
+    with _open(target, Device.CPU, None, time_limit) as candidate:
+        for name in dtype or [Dtype.BFLOAT16, Dtype.FLOAT32]:
+            rounds = name in (Dtype.FLOAT16, Dtype.BFLOAT16)
+            modes = (casting_mode or list(CastingMode)) if candidate.takes_mode and rounds else [CastingMode.LLAMA]
+            for mode in modes:
+                proof = candidate.prove(Case(str(mode), 0.0, str(name), str(weight), False, (1, 1), 0.0))
+                asked = f"asked for {mode}: " if candidate.takes_mode and rounds else ""
+                console.print(asked + str(proof), highlight=False, markup=False)
+                equals = proof.mode is not None and (not asked or proof.mode == str(mode))
+                codes.append(3 if proof.refusal else int(not equals))
+    raise typer.Exit(max(codes))
 
 
 @app.command()

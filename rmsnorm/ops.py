@@ -56,8 +56,12 @@ def _composed(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mod
 
 
 def _backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> Pair:
+    check_backward(dy, x, w, rstd, *rest[:3])
+    return _gradients(dy, x, w, rstd, *rest)
+
+
+def _gradients(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> Pair:
     *settings, needs_dx, needs_dw = rest
-    check_backward(dy, x, w, rstd, *settings[:3])
     dx: torch.Tensor | None
     if _uses_kernels(x):
         dx = x.new_empty(x.shape) if needs_dx else None
@@ -301,9 +305,9 @@ def normalize(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mod
 
 
 def backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, *rest: Any) -> Pair:
-    """rms_norm_backward by the shortest way."""
+    """rms_norm_backward by the shortest way: x, w and rstd are the forward's, and autograd has checked dy."""
     direct = not needs_dispatcher(x, w) and type(dy) in _PLAIN and not torch._C._functorch.is_legacy_batchedtensor(dy)
-    run = _backward if direct else rms_norm_backward  # a batch of dY, of is_grads_batched, is no plain tensor either
+    run = _gradients if direct else rms_norm_backward  # a batch of dY, of is_grads_batched, is no plain tensor either
     return run(dy, x, w, *rest)
 
 

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol, Self
@@ -24,6 +24,7 @@ from references.candidates.memory import Arguments, Contract
 from references.candidates.repetition import Behaviour
 from references.candidates.signatures import Signature
 from references.cells.cell import Case, Inputs
+from references.exact.prove import Proof
 
 
 class LoadError(ValueError):
@@ -133,14 +134,20 @@ class Candidate:
         except Exception as error:
             return Behaviour(error=f"raised {type(error).__name__}: {error}")
 
+    def prove(self, case: Case, shapes: Sequence[tuple[int, int]]) -> Proof:
+        """What it computes in the exact world (`proving.prove`)."""
+        from references.candidates import proving  # which knows the kinds of candidates that stand below
+
+        return proving.prove(self, case, shapes)
+
     def _run(self, case: Case, inputs: Inputs, outputs: Outputs) -> None:
         self._compute(case, self._arguments(case, inputs), outputs)
 
     def _arguments(self, case: Case, inputs: Inputs) -> Arguments:
-        return Arguments(case, inputs, self._library, self.device)
+        return Arguments(case, inputs, self.library, self.device)
 
     @property
-    def _library(self) -> str:
+    def library(self) -> str:
         return "torch"
 
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
@@ -163,11 +170,11 @@ class ForwardBackward(Candidate):
     """A pair: forward(x, w, …) -> y or (y, rstd), and backward(dy, x, w, …) -> dx or (dx, dw)."""
 
     @property
-    def _library(self) -> str:
+    def library(self) -> str:
         return _array_library(self.target.forward)
 
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
-        values = _settings(case) | arguments.views
+        values = settings(case) | arguments.views
         args, keywords = self.signature.bind(values)
         y, rstd = _pair(self.target.forward(*args, **keywords))
         outputs.y, outputs.rstd = _array(y), _array(rstd)
@@ -189,7 +196,7 @@ class Function(Candidate):
         if w is not None:
             w = torch.nn.Parameter(w)  # keeps storage and strides, and modules accept nothing else
             leaves.append(w)
-        y = self._call(case, x, w)
+        y = self.call(case, x, w)
         if not isinstance(y, torch.Tensor):
             raise TypeError(f"a {type(y).__name__} was returned, not a tensor")
         rstd = _saved_rstd(y, x, w)
@@ -202,16 +209,16 @@ class Function(Candidate):
             outputs.dx, outputs.dw = _array(dx), _array(dw)
         outputs.contract = arguments.observe({"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {"dx": dx, "dw": dw})
 
-    def _call(self, case: Case, x: Any, w: Any) -> Any:
-        args, keywords = self.signature.bind(_settings(case) | {"x": x, "w": w})
+    def call(self, case: Case, x: Any, w: Any) -> Any:
+        args, keywords = self.signature.bind(settings(case) | {"x": x, "w": w})
         return self.target(*args, **keywords)
 
 
 class AutogradFunction(Function):
     """A `torch.autograd.Function` class: `apply` takes positional arguments only."""
 
-    def _call(self, case: Case, x: Any, w: Any) -> Any:
-        args, _ = self.signature.bind(_settings(case) | {"x": x, "w": w})
+    def call(self, case: Case, x: Any, w: Any) -> Any:
+        args, _ = self.signature.bind(settings(case) | {"x": x, "w": w})
         return self.target.apply(*args)
 
 
@@ -227,9 +234,9 @@ class Module(Function):
             return "no elementwise_affine argument"
         return super()._unsupported(case)
 
-    def _call(self, case: Case, x: Any, w: Any) -> Any:
+    def call(self, case: Case, x: Any, w: Any) -> Any:
         about = {"elementwise_affine": w is not None, "device": x.device, "dtype": x.dtype}
-        args, keywords = self.signature.bind(_settings(case) | about)
+        args, keywords = self.signature.bind(settings(case) | about)
         module = self.target(*args, **keywords)
         if w is not None:
             module.weight = w
@@ -284,7 +291,8 @@ def _kind(found: Any) -> tuple[type[Candidate], Signature]:
     return Function, signature
 
 
-def _settings(case: Case) -> dict[str, Any]:
+def settings(case: Case) -> dict[str, Any]:
+    """What the arguments that are no arrays get, by meaning."""
     return {
         "eps": case.eps,
         "offset": case.offset,

@@ -75,6 +75,47 @@ def test_aims_are_measured_by_the_committed_figures() -> None:
     assert ratio == host["liger", "full"] / host["torch.nn.RMSNorm", "full"]
 
 
+def info(n_rows: int, n_cols: int, provider: str, direction: str, us: float) -> dict:
+    sizes = {"n_rows": n_rows, "n_cols": n_cols, "dtype": "bfloat16", "direction": direction, "provider": provider}
+    return {**sizes, "kernel_us": us, "share_of_stream": 1.0, "share_of_floor": 1.0, "stream_us": us}
+
+
+def test_few_columns_have_aims_of_their_own() -> None:
+    infos = [
+        info(n_rows, n_cols, provider, direction, us)
+        for n_rows, n_cols, ours in ((16, 64, 1.5), (4096, 64, 2.0), (4096, 4096, 4.0), (4096, 24576, 8.0))
+        for direction in ("forward", "backward")
+        for provider, us in (("liger", ours), ("liger out of place", ours), ("quack", 2 * ours - 1.6))
+    ]
+    found = {aim.name: aim for aim in aims.speed_aims(table.speeds(infos))}
+    behind = found["forward: µs behind the best peer, up to 512 columns below 1024 rows"]
+    assert behind.ratios == {"16×64 bfloat16": pytest.approx(0.1)}
+    assert "16×64 bfloat16" not in found["forward: best peer ÷ ours"].ratios
+    assert len(found["backward in place: best peer ÷ ours"].ratios) == 4
+    assert found["backward in place: that of the 23 rows before few columns"].ratios["all"] == pytest.approx(6.4 / 4)
+
+
+def program(norms: str, ms: float | None, mode: str = "compiled") -> dict:
+    about = {"program": "step", "model": "qwen3", "size": "1×512", "mode": mode, "provider": norms}
+    timed = {"fault": "loss 8.3178, with transformers' norms 8.3567"} if ms is None else {"fault": None, "step_ms": ms}
+    return {"extra_info": {**about, **timed, "peak_mib": 100.4}}
+
+
+def test_programs_are_a_section_and_a_wrong_one_has_no_time(grown: list[Path], tmp_path: Path) -> None:
+    assert "## Programs" not in table.page(grown)
+    run = json.loads(grown[1].read_text())
+    run["benchmarks"] += [program("transformers", 4.0), program("liger-kernel", None), program("liger", 5.0)]
+    grown[1].write_text(json.dumps(run))
+    page = table.page(grown)
+    wrong = "**wrong**: loss 8.3178, with transformers' norms 8.3567"
+    assert "| model, batch × tokens, mode | transformers | liger-kernel | liger |" in page
+    assert f"| qwen3, 1×512, compiled | 4.00 (100) | {wrong} | 5.00 (100) |" in page
+    assert "| training step 1×512, compiled: ours ÷ transformers' norms | ≤ 1.05 | 1.25 | 0 of 1 |" in page
+    pytest.importorskip("matplotlib")
+    table.main(*map(str, grown), str(tmp_path / "performance.md"))
+    assert (tmp_path / "programs.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
+
+
 def test_growth_is_a_section_with_a_table_for_each_axis(grown: list[Path]) -> None:
     page = table.page(grown)
     assert "![microseconds against rows and columns](growth.svg)" in page

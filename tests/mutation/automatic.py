@@ -59,6 +59,7 @@ _LAUNCH, _VARIANT, _HOST = (
 # file → what is asked, in this order.
 ASKED = {
     "kernels": (STATIC, CELLS, _TILES, f"{_HARD}::test_guard_pages"),
+    "few_rows_kernels": (STATIC, f"{_TILES} -k test_tiles and few_rows", f"{_HARD}::test_guard_pages"),
     "split_kernels": (
         STATIC,
         f"{_TILES} -k test_tiles and split",

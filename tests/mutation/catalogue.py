@@ -12,6 +12,7 @@ from tests.mutation.faults import (
     launch,
     references,
     split_kernels,
+    strangers,
 )
 from tests.mutation.mutant import Mutant
 
@@ -24,11 +25,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *checks.MUTANTS,
     *autograd.MUTANTS,
     *references.MUTANTS,
+    *strangers.MUTANTS,
     *gpu.MUTANTS,
 )
 
 # One of each kind: what continuous integration runs.
-SAMPLE = ("F03", "F09", "F20", "F24", "C04", "K01", "B08", "B13", "B20", "K10", "S05", "H08", "E11", "D05", "RT2")
+SAMPLE = ("F03", "F09", "F20", "F24", "C04", "K01", "B08", "B13", "B20", "K10", "S05", "H08", "E11", "D03", "RT2")
 
 
 def select(ids: list[str] | None, device: str) -> list[Mutant]:

@@ -40,6 +40,8 @@ def test_every_reference_and_every_judged_file_has_faults() -> None:
     assert {f"rmsnorm/fused/{name}.py" for name in fused} <= files
     assert {f"rmsnorm/{name}.py" for name in ("ops", "function", "eager", "checks", "module")} <= files
     assert {f"references/{name}_reference.py" for name in ("numpy", "torch", "jax")} <= files
+    more = ("transforms", "ownership", "nested", "measure", "hub", "tensor_parallel", "fused/interpreter")
+    assert {f"rmsnorm/{name}.py" for name in more} <= files
 
 
 def test_automatic_mutants_fit_and_the_list_of_survivors_fits_them() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant import STATIC, Mutant
+from tests.mutation.mutant import Mutant
 
 FILE = "rmsnorm/fused/few_rows_kernels.py"
 LAUNCH = "rmsnorm/fused/launch.py"
@@ -20,34 +20,40 @@ def _fault(id: str, old: str, new: str, fault: str, noticed_by: str = TILES, fil
 
 
 MUTANTS = (
-    _fault("W01", "tl.range(0, n_rows, SUM_ROWS)", "tl.range(0, n_rows - 1, SUM_ROWS)", "dW lacks the last row"),
-    _fault("W02", "_x_hat(x, rstd, X_DTYPE, CASTING_MODE)", "x * rstd", "dW is made of the unrounded x_hat"),
-    _fault("W03", "-= tl.cdiv(n_rows, BLOCK_ROWS)", "-= n_rows", "the last columns of dW have no program"),
-    _fault("W04", _X, _X.replace("x_row_steps", "dy_row_steps"), "dW reads x with the stride of dY"),
+    _fault("FR01", "tl.range(0, n_rows, SUM_ROWS)", "tl.range(0, n_rows - 1, SUM_ROWS)", "dW lacks the last row"),
+    _fault("FR02", "_x_hat(x, rstd, X_DTYPE, CASTING_MODE)", "x * rstd", "dW is made of the unrounded x_hat"),
+    _fault("FR03", "-= tl.cdiv(n_rows, BLOCK_ROWS)", "-= n_rows", "the last columns of dW have no program"),
+    _fault("FR04", _X, _X.replace("x_row_steps", "dy_row_steps"), "dW reads x with the stride of dY"),
     _fault(
-        "W05",
+        "FR05",
         _MASK,
         "mask = (rows >= 0)[:, None] & col_mask[None, :]",
         "dW reads rows beyond the last",
         HARD + "::test_guard_pages",
     ),
     _fault(
-        "W06",
+        "FR06",
         _MASK,
         "mask = row_mask[:, None] & (cols >= 0)[None, :]",
         "dW reads beyond the last column",
         HARD + "::test_guard_pages",
     ),
     _fault(
-        "W07",
+        "FR07",
         "dw_ptr.dtype.element_ty), mask=col_mask)",
         "dw_ptr.dtype.element_ty), mask=cols >= 0)",
         "dW is written beyond the last column",
         HARD + "::test_guard_pages",
     ),
-    _fault("W08", "tl.cast(start, tl.int64) + tl.arange", "start + tl.arange", "row indices are int32", STATIC),
     _fault(
-        "W09",
+        "FR08",
+        "tl.cast(start, tl.int64) + tl.arange",
+        "start + tl.arange",
+        "row indices are int32",
+        HARD + "::test_beyond_int32",
+    ),
+    _fault(
+        "FR09",
         "own_dx = torch.empty_like(dy) if dx is dy else dx",
         "own_dx = dx",
         "dX is written over the dY that dW still needs",
@@ -55,7 +61,7 @@ MUTANTS = (
         LAUNCH,
     ),
     _fault(
-        "W10",
+        "FR10",
         "            dy.copy_(own_dx)\n",
         "            pass\n",
         "dX of few rows does not reach dY",
@@ -63,7 +69,7 @@ MUTANTS = (
         LAUNCH,
     ),
     _fault(
-        "W11",
+        "FR11",
         "2 * n_rows <= processors.count",
         "2 * n_rows < processors.count",
         "half the processors are many",
@@ -71,7 +77,7 @@ MUTANTS = (
         PLANS,
     ),
     _fault(
-        "W12",
+        "FR12",
         "+ -(-n_cols // config.sum_cols)",
         "+ max(1, n_cols // config.sum_cols)",
         "the last columns of dW are not written",
@@ -79,7 +85,7 @@ MUTANTS = (
         PLANS,
     ),
     _fault(
-        "W13",
+        "FR13",
         "(config.tiles.n_programs if needs_dx else 0)",
         "config.tiles.n_programs",
         "programs without work where dX is not needed",

@@ -519,14 +519,14 @@ def test_a_view_that_only_the_engine_holds_is_written_over(device: str, biased: 
 def test_a_dy_that_is_not_dense_memory_of_its_own_stays(device: str, kind: str) -> None:
     dense = torch.randn(ROWS, ROWS)
     with torch.inference_mode():
-        inference = dense.clone()
+        inference = dense.to(device).clone()
     make = {
         "expanded": lambda: dense.to(device)[:1].expand(ROWS, ROWS),
         "column_strided": lambda: dense.to(device).repeat(1, 2)[:, ::2],
         "row_strided": lambda: dense.to(device).repeat(1, 2)[:, :ROWS],
         "transposed": lambda: dense.to(device).t(),
         "numpy": lambda: torch.from_dlpack(dense.to(device)) if device == "cuda" else torch.from_numpy(dense.numpy()),
-        "inference": lambda: inference.to(device),
+        "inference": lambda: inference,
     }[kind]
     pointers: list[int] = []
 

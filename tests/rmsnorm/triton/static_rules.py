@@ -3,7 +3,7 @@
 masked-load   a load with a mask says what the masked elements are (`other=`)
 load-mask     a load has a mask, or stands in LOADS_WITHOUT_MASK with the reason
 store-mask    a store has a mask, or stands in STORES_WITHOUT_MASK with the reason
-int64         a program id or loop counter is cast to int64 before it is multiplied
+int64         a program id or loop counter is cast to int64 before it is multiplied, or handed on as a row
 upcast        what was loaded is cast before it enters arithmetic
 rounding      a cast to x's dtype stands in `_round` or as the value of a store
 hint          no tl.assume, tl.multiple_of, tl.max_contiguous: they can lie
@@ -89,6 +89,8 @@ class _Kernel:
             yield "load-mask", node
         if name == "store" and "mask" not in keywords and place not in STORES_WITHOUT_MASK:
             yield "store-mask", node
+        if any(isinstance(a, ast.Name) and "row" in a.id and self._is("program_id", a) for a in node.args):
+            yield "int64", node
         if name in HINTS:
             yield "hint", node
         if name.startswith("atomic_"):

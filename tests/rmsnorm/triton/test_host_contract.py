@@ -162,7 +162,7 @@ def test_few_rows_take_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.interpret
 def test_few_rows_give_the_same_bits_in_place() -> None:
     generator = torch.Generator().manual_seed(0)
-    x, dy, w = (torch.randn(shape, generator=generator) for shape in ((7, 100), (7, 100), (100,)))
+    x, dy, w = (torch.randn(shape, generator=generator) for shape in ((2, 100), (2, 100), (100,)))
     about = {"offset": 0.5, "casting_mode": "llama"}
     _, rstd = launch.rms_norm_forward(x, w, eps=0.7, **about)
     dx, over = torch.empty_like(x), dy.clone()

@@ -35,6 +35,7 @@ def test_the_rules_look_at_kernels() -> None:
         ("int64", "program = tl.program_id(0)\n    start = program\n    offset = n * start"),
         ("int64", "for tile in tl.range(tl.program_id(0), n, 2):\n        rows = tile * BLOCK"),
         ("int64", "program = tl.program_id(0)\n    rows = (program + 1) * BLOCK"),
+        ("int64", "for tile in tl.range(0, n_rows, 8):\n        row = tile\n        _load_slice(p, row)"),
         ("int64", "for start in tl.range(0, n_rows, 8):\n        rows = start * n"),
         ("upcast", "x = tl.load(p, mask=m, other=0.0)\n    y = x * 2"),
         ("upcast", "x = _load_rows(p, rows)\n    y = a + x"),
