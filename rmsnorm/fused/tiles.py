@@ -234,8 +234,8 @@ def split_config(n_cols: int, itemsize: int, processors: Processors) -> SplitCon
 def weight_gradient_config(n_partials: int, n_cols: int, processors: Processors) -> WeightGradientConfig:
     """About eight programs a processor, of 16 columns or more (64 bytes of every partial row) and 32 at most.
 
-    Wide rows fill the processors with fewer partial rows at a time: on an H200 64 or 128 of 16,384 to 65,536 columns took
-    6.6 to 16.5 µs, 256 took 8.7 to 25.8 (tests.tuning.tune --only finish:bf16).
+    Wide rows fill the processors with fewer partial rows at a time: on an H200, 64 or 128 of 16,384 to 65,536 columns
+    took 6.6 to 16.5 µs, 256 took 8.7 to 25.8 (tests.tuning.tune --only finish:bf16).
     """
     block_partials = min(64 if n_cols > 8192 else 256, next_power_of_two(n_partials))
     share = next_power_of_two(n_cols // (8 * processors.count))
