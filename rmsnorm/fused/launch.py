@@ -126,7 +126,7 @@ def splits_rows(x: torch.Tensor, row_mode: bool | None) -> bool:
 
 def reads_dy_late(x: torch.Tensor) -> bool:
     """Whether the backward of x still reads dy where dx is written already: in place would cost a copy there."""
-    return plans.are_few(math.prod(x.shape[:-1]), plans.processors(x.device))
+    return plans.are_few(math.prod(x.shape[:-1]), x.shape[-1], plans.processors(x.device))
 
 
 def _launch_split(settings: plans.SplitSettings, tensors: Tensors, integers: Integers) -> int:

@@ -232,9 +232,15 @@ def split_config(n_cols: int, itemsize: int, processors: Processors) -> SplitCon
 
 @functools.lru_cache(maxsize=4096)
 def weight_gradient_config(n_partials: int, n_cols: int, processors: Processors) -> WeightGradientConfig:
-    """About eight programs a processor, of 16 columns or more: 64 bytes of every partial row."""
+    """About eight programs a processor, of 16 columns or more (64 bytes of every partial row) and 32 at most.
+
+    Wide rows fill the processors with fewer partial rows at a time: on an H200, 64 or 128 of 16,384 to 65,536 columns
+    took 6.6 to 16.5 µs, 256 took 8.7 to 25.8 (tests.tuning.tune --only finish:bf16).
+    """
+    block_partials = min(64 if n_cols > 8192 else 256, next_power_of_two(n_partials))
+    share = next_power_of_two(n_cols // (8 * processors.count))
     return WeightGradientConfig(
-        block_partials=min(256, next_power_of_two(n_partials)),
-        block_cols=min(next_power_of_two(n_cols), max(16, next_power_of_two(n_cols // (8 * processors.count)))),
-        num_warps=min(8, next_power_of_two(max(1, n_partials // 16))),
+        block_partials=block_partials,
+        block_cols=min(next_power_of_two(n_cols), max(16, min(32, share))),
+        num_warps=min(8, next_power_of_two(max(1, min(n_partials, block_partials) // 16))),
     )

@@ -62,6 +62,8 @@ class Target:
         """
         if self.direction == "finish":
             return (16, 132, 264, 528, 1056)
+        if self.n_cols <= 256:  # heads: of one token, and of a batch of long texts
+            return (1024, 4096, 16384, 131072, 1048576)
         if self.n_cols <= 1024:
             return (1024, 4096, 16384, 131072) if self.direction == "backward" else (256, 1024, 4096, 16384, 131072)
         if self.n_cols <= 2048:

@@ -70,9 +70,9 @@ MUTANTS = (
     ),
     _fault(
         "FR11",
-        "2 * n_rows <= processors.count",
-        "2 * n_rows < processors.count",
-        "half the processors are many",
+        "n_rows <= processors.count",
+        "n_rows < processors.count",
+        "a row a processor is many",
         HOST + " -k few_rows",
         PLANS,
     ),

@@ -83,6 +83,23 @@ def test_other_computations_are_kept(device: str, fault: str, dtype: torch.dtype
     assert re.search(expected, entry.reason)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("ulps", "replaced"), [(0, True), (3, True), (16, False), (1000, False), (4096, False)])
+def test_a_wide_norm_that_is_ulps_off_is_kept(ulps: int, replaced: bool, dtype: torch.dtype, device: str) -> None:
+    class OffRMSNorm(SomeRMSNorm):
+        """Right in narrow dtypes, which roundings hide; in its own dtype off by so many ulps, or a few more."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.any_name)
+            y = (y.to(x.dtype) * self.weight).to(x.dtype)
+            return y if x.dtype.itemsize == 2 else y * (1 + ulps * torch.finfo(x.dtype).eps / 2)
+
+    model = nn.Sequential(OffRMSNorm().to(device, dtype))
+    convert_model(model)
+    assert isinstance(model[0], LigerRMSNorm) == replaced
+
+
 def test_structures_that_cannot_be_replaced_are_kept_with_their_reason() -> None:
     class GatedRMSNorm(SomeRMSNorm):
         def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rmsnorm import LigerRMSNorm, liger_rms_norm, ops
+from rmsnorm import LigerRMSNorm, liger_rms_norm
 from rmsnorm.fused import launch
 
 H = 16

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from rmsnorm import LigerRMSNorm, liger_rms_norm, ops, ownership  # noqa: E402
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
-ROWS, COLS = 72, 24  # more rows than half an H200's processors: fewer are not written over
+ROWS, COLS = 144, 24  # more rows than an H200 has processors: fewer are not written over
 EPS = 1e-3
 
 

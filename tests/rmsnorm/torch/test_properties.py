@@ -284,7 +284,7 @@ def test_p14_the_backward_is_linear_in_dy(mode: str, dtype: str, row_wise: bool,
 @EVERYWHERE
 @EVERY_SETTING
 def test_p15_in_place_changes_where_and_not_what(mode: str, dtype: str, row_wise: bool, device: str) -> None:
-    problem = Problem.draw(device, mode, dtype, row_wise, (80, 40))
+    problem = Problem.draw(device, mode, dtype, row_wise, (144, 40))
     assert problem.w is not None
     kept = [t.clone() for t in (problem.x, problem.w, problem.dy)]
     found = []

@@ -149,13 +149,13 @@ def few_rows_launches(n_rows: int, needs_dx: bool, monkeypatch: pytest.MonkeyPat
 
 
 def test_few_rows_take_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The interpreter has four processors, and few rows are half of them.
-    few = tiles.few_rows_config(2, 100, 4, True, plans.INTERPRETER)
+    # The interpreter has four processors: few rows are four.
+    few = tiles.few_rows_config(4, 100, 4, True, plans.INTERPRETER)
     slices = -(-100 // few.sum_cols)
     name = "rms_norm_backward_few_rows_kernel"
-    assert few_rows_launches(2, True, monkeypatch) == [(name, 2 + slices)]
-    assert few_rows_launches(2, False, monkeypatch) == [(name, slices)]
-    many = [kernel for kernel, _ in few_rows_launches(3, True, monkeypatch)]
+    assert few_rows_launches(4, True, monkeypatch) == [(name, 4 + slices)]
+    assert few_rows_launches(4, False, monkeypatch) == [(name, slices)]
+    many = [kernel for kernel, _ in few_rows_launches(5, True, monkeypatch)]
     assert many == ["rms_norm_backward_kernel", "rms_norm_weight_gradient_kernel"]
 
 
