@@ -32,6 +32,7 @@ DATA = (
     "outlier_column",
     "constant_rows",
     "tiny",
+    "large",
     "huge",
     "zero_rows",
     "non_finite",
@@ -39,8 +40,10 @@ DATA = (
 )
 
 # Scale of the data kinds at the ends of the range: the squares stay inside the compute dtype. float16's leave
-# float16 itself, which is what casting mode "none" specifies there.
+# float16 itself, which is what casting mode "none" specifies there. The cubes of large ones stay inside too, those of
+# huge ones don't: autograd's RSTD³ vanishes.
 TINY = {"float16": 2.0**-10, "bfloat16": 1e-12, "float32": 1e-12, "float64": 1e-100}
+LARGE = {"float16": 2.0**10, "bfloat16": 1e12, "float32": 1e12, "float64": 1e100}
 HUGE = {"float16": 2.0**10, "bfloat16": 1e15, "float32": 1e15, "float64": 1e100}
 OUTLIER = 200.0  # one channel this much larger than the rest
 
@@ -150,6 +153,8 @@ def _x_values(case: Case, rng: np.random.Generator) -> np.ndarray:
         )
     elif case.data == "tiny":
         rows *= TINY[case.dtype]
+    elif case.data == "large":
+        rows *= LARGE[case.dtype]
     elif case.data == "huge":
         rows *= HUGE[case.dtype]
     elif case.data == "zero_rows":

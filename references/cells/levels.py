@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from references.cells.cell import DATA, HUGE, LAYOUT_CODES, OUTLIER, TINY, Case, from_id
+from references.cells.cell import DATA, HUGE, LARGE, LAYOUT_CODES, OUTLIER, TINY, Case, from_id
 from references.cells.pairwise import Choice, covering_set
 from references.spec import DTYPES, CastingMode
 
@@ -28,10 +28,10 @@ WIDEST_FOR_ALL_ROWS = 4097  # wider cells keep to two rows, row-wise: 16 rows in
 TINY_SHAPE = (2, 4, 41)
 
 
-def _mean_square(data: str, dtype: str, columns: int) -> float:
+def mean_square(data: str, dtype: str, columns: int) -> float:
     """About the mean of x² of a data kind, not a power of two: an eps of this size shows every eps error."""
     per_kind = {"heavy_tailed": 3.0, "outlier_column": 1 + OUTLIER**2 / columns}
-    scale = {"tiny": TINY, "huge": HUGE}.get(data, {}).get(dtype, 1.0)
+    scale = {"tiny": TINY, "large": LARGE, "huge": HUGE}.get(data, {}).get(dtype, 1.0)
     return float(f"{0.7 * scale**2 * per_kind.get(data, 1.0):.1e}")
 
 
@@ -57,11 +57,12 @@ COVERING_AXES: dict[str, tuple] = {
     "row_mode": (None, True, False),
 }
 
-# What a smoke cell may be: 17 rows are one more than a block; 4,200 elements take the interpreter a fraction of a second.
+# What a smoke cell may be: 17 rows are one more than a block; 4,200 elements take the interpreter part of a second.
 SMALL: dict[str, tuple] = {
     "columns": (1, 2, 7, 17, 64, 96, 128, 257, 1000, 4097),
     "rows": (1, 2, 0, 16, 17),
     "row_mode": (None, True, False),
+    "data": tuple(kind for kind in DATA if kind != "huge"),
 }
 MANY = ((129, 7), (40_001, 7))  # rows and columns: more than sums in one chunk, more than one grid or one tile of them
 ELEMENTS = 4200
@@ -151,7 +152,7 @@ def _matrix(axes: Mapping[str, tuple]) -> Iterable[Case]:
         if not compatible(("weight", weight), ("dtype", dtype)):
             continue
         # Half the cells can see eps: with in_place off it is as large as the mean square.
-        eps = 1e-6 if in_place else _mean_square("normal", dtype, shape[-1])
+        eps = 1e-6 if in_place else mean_square("normal", dtype, shape[-1])
         yield Case(mode, offset, dtype, weight, in_place, shape, eps)
 
 
@@ -181,7 +182,7 @@ def _small_covering(axes: Mapping[str, tuple]) -> Iterable[Case]:
 def _covering(axes: Mapping[str, tuple], fits: Callable[[Choice, Choice], bool]) -> Iterable[Case]:
     for row in covering_set(axes, fits, HIDING):
         columns, rows, rank, eps = (row.pop(name) for name in ("columns", "rows", "rank", "eps"))
-        value = _mean_square(row["data"], row["dtype"], columns) if eps == "mean_square" else float(eps)
+        value = mean_square(row["data"], row["dtype"], columns) if eps == "mean_square" else float(eps)
         yield Case(**row, shape=(*_leading(rows, rank), columns), eps=value)
 
 

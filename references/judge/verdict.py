@@ -6,7 +6,8 @@ holds, so nothing is written but what the specification permits, and results fol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,6 +92,7 @@ def check(
     return verdict
 
 
+PRECISION = "computes float64 in float32"
 NUMBERS = {"value", "special"}
 WRONG_Y = {("value", "y"), ("rounding", "y"), ("exact", "y")}
 
@@ -100,21 +102,61 @@ def check_all(
     cases: Iterable[Case],
     on_verdict: Callable[[Verdict], object],
     profile: Profile = EVERYTHING,
+    *,
+    max_failures: int = 0,
+    others: Sequence[Implementation] = (),
 ) -> list[Verdict]:
     """Check cell after cell and tell `on_verdict` of each. Interrupted (Ctrl-C), it returns what there is.
 
     The plainest cell of each casting mode and dtype is run several times.
+
+    Args:
+        implementation, profile: as for `check`.
+        cases: the cells, in whose order the verdicts come.
+        on_verdict: told of each verdict.
+        max_failures: stop at so many failed cells; 0 never does.
+        others: the same candidate in further processes, which take cells too.
     """
     cases = list(cases)
     repeated = plainest(cases)
-    verdicts: list[Verdict] = []
+    verdicts: dict[int, Verdict] = {}
+    waiting = iter(enumerate(cases))
+    turn = threading.Lock()
+    broken: list[BaseException] = []
+    ended = threading.Event()
+
+    def work(candidate: Implementation) -> None:
+        while not ended.is_set():
+            with turn:
+                number, case = next(waiting, (None, None))
+            if number is None or case is None:
+                return
+            verdict = check(candidate, case, profile, repeat=case in repeated)
+            with turn:
+                verdicts[number] = verdict
+                on_verdict(verdict)
+                if max_failures and sum(v.status == "fail" for v in verdicts.values()) >= max_failures:
+                    ended.set()
+
+    def guarded(candidate: Implementation) -> None:
+        try:
+            work(candidate)
+        except BaseException as error:
+            broken.append(error)
+            ended.set()
+
+    helpers = [threading.Thread(target=guarded, args=(other,), daemon=True) for other in others]
+    for thread in helpers:
+        thread.start()
     try:
-        for case in cases:
-            verdicts.append(check(implementation, case, profile, repeat=case in repeated))
-            on_verdict(verdicts[-1])
+        work(implementation)
+        for thread in helpers:
+            thread.join()
     except KeyboardInterrupt:
-        pass
-    return verdicts
+        ended.set()
+    if broken:
+        raise broken[0]
+    return [verdicts[number] for number in sorted(verdicts)]
 
 
 def plainest(cases: Iterable[Case]) -> set[Case]:
@@ -198,7 +240,7 @@ def _in_float32(case: Case, inputs: Inputs, outputs: Outputs, profile: Profile) 
 def _as_precision(findings: list[Finding]) -> list[Finding]:
     """Wrong numbers told as what they are."""
     first = next(finding for finding in findings if finding.check in NUMBERS)
-    told = Finding("precision", first.tensor, "computes float64 in float32")
+    told = Finding("precision", first.tensor, PRECISION)
     return [told, *(finding for finding in findings if finding.check not in NUMBERS)]
 
 
