@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from references.cells.cell import Case
@@ -17,6 +17,7 @@ from references.judge.comparison import Finding
 from references.judge.verdict import PRECISION, Verdict
 
 SECOND = 0.1  # by so much a second setting must tell more than one alone
+NEARLY_ALL = 0.75  # of the judged cells: a fault that is met in so many explains the rest
 NEARLY = 0.5  # F₁ from which a setting is worth telling
 LARGE_EPS = 0.05  # of the mean square: smaller ones hardly show
 TITLES = {"y": "Y", "rstd": "RSTD", "dx": "dX", "dw": "dW"}
@@ -26,6 +27,7 @@ COMPLAINTS = {  # what a check found, said of a tensor; others speak for themsel
     "rounding": "has bits that its mode's rounding points cannot give",
     "exact": "has bits that its mode's rounding points cannot give",
 }
+NUMBERS = tuple(COMPLAINTS.values())
 ORDER = ("run", "dtype", "shape", "precision", "value", "special", "contract", "repeat", "refusal", "rounding", "exact")
 
 
@@ -36,8 +38,9 @@ class Diagnosis:
     tensors: tuple[str, ...]  # that show it
     complaint: str  # "leaves its bound"
     where: str  # "wherever X is float16"
-    how: str | None  # where its elements lie, what explains them, or the error
-    failing: int  # cells that show it
+    setting: Callable[[Case], bool]  # whether a cell lies there
+    how: str | None  # where its elements lie, or what explains them
+    cells: frozenset[Case]  # that show it
     judged: int
     case: Case  # the simplest of them
 
@@ -46,10 +49,12 @@ class Diagnosis:
         """Tensors and complaint."""
         if self.complaint == PRECISION:
             return PRECISION
-        return f"{' and '.join(TITLES.get(tensor, tensor) for tensor in self.tensors)} {self.complaint}"
+        first, *others = (TITLES.get(tensor, tensor) for tensor in self.tensors)
+        also = f" (and {', '.join(others)})" if others else ""
+        return f"{first}{also} {self.complaint}"
 
     def __str__(self) -> str:
-        cells = f"{self.failing} of {self.judged} cells"
+        cells = f"{len(self.cells)} of {self.judged} cells"
         return f"{self.what} {self.where} ({cells})" + (f": {self.how}" if self.how else "")
 
 
@@ -60,15 +65,30 @@ def diagnose(verdicts: Sequence[Verdict]) -> list[Diagnosis]:
     for verdict in judged:
         for symptom, finding in _symptoms(verdict).items():
             symptoms.setdefault(symptom, []).append((verdict, finding))
-    found: dict[tuple[str, str], Diagnosis] = {}
-    for group in symptoms.values():
-        diagnosis = _diagnosis(group, judged)
-        same = found.setdefault((diagnosis.complaint, diagnosis.where), diagnosis)
-        if same is not diagnosis:  # dX and dW alike
-            tensors = tuple(dict.fromkeys((*same.tensors, *diagnosis.tensors)))
-            more = max(same, diagnosis, key=lambda d: d.failing)
-            found[diagnosis.complaint, diagnosis.where] = replace(more, tensors=tensors)
-    return sorted(found.values(), key=lambda diagnosis: (-diagnosis.failing, diagnosis.tensors))
+    found: list[Diagnosis] = []
+    for group in sorted(symptoms.values(), key=len, reverse=True):
+        one = _diagnosis(group, judged)
+        cause = next((i for i, larger in enumerate(found) if _explains(larger, one)), None)
+        if cause is None:
+            found.append(one)
+        else:
+            tensors = tuple(dict.fromkeys((*found[cause].tensors, *one.tensors)))
+            cells = found[cause].cells | one.cells
+            found[cause] = replace(found[cause], tensors=tensors, cells=cells)
+    return sorted(found, key=lambda diagnosis: -len(diagnosis.cells))
+
+
+def _explains(larger: Diagnosis, smaller: Diagnosis) -> bool:
+    """Whether wrong numbers in few cells are what a fault does that is met in many: where all of them have its setting.
+
+    The same complaint in the same place is one fault in any case: dX and dW alike.
+    """
+    if (larger.complaint, larger.where) == (smaller.complaint, smaller.where):
+        return True
+    numbers = larger.complaint in NUMBERS and smaller.complaint in (*NUMBERS, PRECISION)
+    inside = sum(map(larger.setting, smaller.cells))
+    nearly_all = NEARLY_ALL * larger.judged <= len(larger.cells)
+    return numbers and 2 * len(smaller.cells) <= len(larger.cells) and (inside == len(smaller.cells) or nearly_all)
 
 
 def _symptoms(verdict: Verdict) -> dict[tuple[str, str], Finding]:
@@ -98,9 +118,10 @@ def _symptoms(verdict: Verdict) -> dict[tuple[str, str], Finding]:
 
 def _diagnosis(group: Sequence[tuple[Verdict, Finding]], judged: Sequence[Verdict]) -> Diagnosis:
     """What is wrong in these cells. Those that fail otherwise say nothing of it and have no vote."""
-    cells = {verdict.case for verdict, _ in group}
+    cells = frozenset(verdict.case for verdict, _ in group)
     tensor = group[0][1].tensor
-    where = _where([v.case for v in judged if v.case in cells or _shows(v, tensor)], cells)
+    voters = [v.case for v in judged if v.case in cells or (v.case.n_rows and _shows(v, tensor))]
+    where, setting = _where(voters, cells)
     # What is odd about the simplest cell is its shape; how a fault looks is seen better in a larger one.
     _, finding = max(group, key=lambda item: (item[0].case.plain, min(math.prod(item[0].case.shape), 400)))
     other = Counter(verdict.computes for verdict, _ in group if verdict.computes)
@@ -111,7 +132,7 @@ def _diagnosis(group: Sequence[tuple[Verdict, Finding]], judged: Sequence[Verdic
     elif other and other.most_common(1)[0][1] > len(group) / 2:
         how = f"it has the rounding points of {other.most_common(1)[0][0]}"
     simplest = min((verdict.case for verdict, _ in group), key=_oddness)
-    return Diagnosis((tensor,), _complaint(group), where, how, len(group), len(judged), simplest)
+    return Diagnosis((tensor,), _complaint(group), where, setting, how, cells, len(judged), simplest)
 
 
 def _shows(verdict: Verdict, tensor: str) -> bool:
@@ -144,10 +165,10 @@ def _oddness(case: Case) -> tuple:
 Setting = tuple[str, Callable[[Case], bool]]  # words, and whether a cell has it
 
 
-def _where(cases: Sequence[Case], wrong: set[Case]) -> str:
-    """The setting, or the two, that tell the failing cells best from the others, in words."""
+def _where(cases: Sequence[Case], wrong: Set[Case]) -> tuple[str, Callable[[Case], bool]]:
+    """The setting, or the two, that tell the failing cells best from the others: in words, and as a test."""
     if len(wrong) == len(cases):
-        return "everywhere"
+        return "everywhere", lambda case: True
 
     def score(setting: Setting) -> float:  # F₁
         covered = [case for case in cases if setting[1](case)]
@@ -159,12 +180,14 @@ def _where(cases: Sequence[Case], wrong: set[Case]) -> str:
     if score(pair) > score(best) + SECOND:
         best = pair
     if score(best) < NEARLY:
-        return "in some cells that no setting tells apart"
+        return "in some cells that no setting tells apart", lambda case: False
     inside = [case in wrong for case in cases if best[1](case)]
     outside = [case in wrong for case in cases if not best[1](case)]
     if all(inside):
-        return f"wherever {best[0]}" if not any(outside) else f"wherever {best[0]}, and elsewhere too"
-    return f"only where {best[0]}" if not any(outside) else f"mostly where {best[0]}"
+        words = f"wherever {best[0]}" + ", and elsewhere too" * any(outside)
+    else:
+        words = f"{'mostly' if any(outside) else 'only'} where {best[0]}"
+    return words, best[1]
 
 
 def _both(one: Setting, other: Setting) -> Setting:

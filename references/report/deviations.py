@@ -11,6 +11,7 @@ from references.judge.verdict import Verdict
 from references.report.summary import number
 from references.spec import DTYPES
 
+
 @dataclass(frozen=True)
 class Deviation:
     """One kind of finding in one dtype."""

@@ -28,7 +28,17 @@ def as_json(
         "verdict": conclusion(verdicts, expected, unjudged),
         "status": exit_code(verdicts, unjudged),
         "diagnosis": [
-            asdict(found) | {"what": found.what, "case": found.case.id, "text": str(found), "command": repro(found.case, about)}
+            {
+                "tensors": found.tensors,
+                "what": found.what,
+                "where": found.where,
+                "how": found.how,
+                "cells": len(found.cells),
+                "of": found.judged,
+                "case": found.case.id,
+                "text": str(found),
+                "command": repro(found.case, about),
+            }
             for found in diagnose(verdicts)
         ],
         "environment": about,
