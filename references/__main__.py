@@ -1,4 +1,4 @@
-"""The door of the command `rmsnorm-verify` and of `python -m references`: says what is missing before it is imported."""
+"""The door of `rmsnorm-verify` and of `python -m references`: says what is not installed before it is imported."""
 
 from __future__ import annotations
 

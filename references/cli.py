@@ -132,7 +132,11 @@ class Judged:
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"rmsnorm-verify {importlib.metadata.version('rmsnorm')}")
+        try:
+            version = importlib.metadata.version("rmsnorm")
+        except importlib.metadata.PackageNotFoundError:
+            version = "unknown"  # a checkout that is not installed
+        print(f"rmsnorm-verify {version}")
         raise typer.Exit
 
 

@@ -1,7 +1,7 @@
-"""One diagnosis of many failing cells: what is wrong, wherever which setting is met, and the simplest cell that shows it.
+"""One diagnosis of many failing cells: what is wrong, wherever which setting is met, and the simplest such cell.
 
-A vote: each setting that a cell may have (a dtype, a layout, from how many columns on, …) is asked how well it tells the
-failing cells from the passing ones. What one bug does to several tensors in many cells is told once.
+A vote: each setting that a cell may have (a dtype, a layout, from how many columns on, …) is asked how well it tells
+the failing cells from the passing ones. What one bug does to several tensors in many cells is told once.
 """
 
 from __future__ import annotations

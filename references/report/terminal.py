@@ -60,7 +60,7 @@ def complaints(verdicts: Iterable[Verdict]) -> list[str]:
 
 
 def table(verdicts: Sequence[Verdict]) -> Table:
-    """What was judged: the worst ratio of each tensor, of 16-bit ones with the bit-exact rate, a line a mode and dtype."""
+    """What was judged, a line a mode and dtype: the worst ratio of each tensor, in 16 bits with the bit-exact rate."""
     from rich import box
     from rich.table import Table
 
