@@ -235,10 +235,8 @@ def test_the_selection_and_its_seed(in_process) -> None:
     code, out, err = in_process("check", target, "-k", "f32 and 2x4x41 and not off0.5", "--seed", "3", "--json", "-")
     report = json.loads(out)
     ids = [cell["id"] for cell in report["cells"]]
-    assert (
-        code == 0 and report["status"] == 0 and report["verdict"].startswith("conforms")
+    assert code == 0 and report["status"] == 0 and report["verdict"].startswith("conforms")
     assert report["diagnosis"] == []
-    )
     assert ids and all("f32" in i and "2x4x41" in i and "off0.5" not in i and i.endswith("-s3") for i in ids)
     assert "conforms" in err
     code, _, err = in_process("check", target, "-k", "no_such_word")
