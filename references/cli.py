@@ -206,7 +206,7 @@ def check(
     if junit_file:
         junit_file.write_text(as_junit(found.verdicts, target), encoding="utf-8")
     if html_folder:
-        text = page.page(found.verdicts, found.about, found.expected, planted)
+        text = page.page(found.verdicts, found.about, found.expected, planted, found.unjudged)
         (html_folder / "index.html").write_text(text, encoding="utf-8")
     raise typer.Exit(found.status)
 

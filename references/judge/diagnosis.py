@@ -17,7 +17,7 @@ from references.judge.comparison import Finding
 from references.judge.verdict import PRECISION, Verdict
 
 SECOND = 0.1  # by so much a second setting must tell more than one alone
-NEARLY_ALL = 0.75  # of the judged cells: a fault that is met in so many explains the rest
+FEW = 0.25  # of the cells with wrong numbers: other wrong numbers in so few are the same fault
 NEARLY = 0.5  # F₁ from which a setting is worth telling
 LARGE_EPS = 0.05  # of the mean square: smaller ones hardly show
 TITLES = {"y": "Y", "rstd": "RSTD", "dx": "dX", "dw": "dW"}
@@ -27,7 +27,6 @@ COMPLAINTS = {  # what a check found, said of a tensor; others speak for themsel
     "rounding": "has bits that its mode's rounding points cannot give",
     "exact": "has bits that its mode's rounding points cannot give",
 }
-NUMBERS = tuple(COMPLAINTS.values())
 ORDER = ("run", "dtype", "shape", "precision", "value", "special", "contract", "repeat", "refusal", "rounding", "exact")
 
 
@@ -35,6 +34,7 @@ ORDER = ("run", "dtype", "shape", "precision", "value", "special", "contract", "
 class Diagnosis:
     """One bug, as far as the cells tell bugs apart."""
 
+    kind: str  # "numbers", or the check that found it
     tensors: tuple[str, ...]  # that show it
     complaint: str  # "leaves its bound"
     where: str  # "wherever X is float16"
@@ -47,7 +47,7 @@ class Diagnosis:
     @property
     def what(self) -> str:
         """Tensors and complaint."""
-        if self.complaint == PRECISION:
+        if self.kind == "precision":
             return PRECISION
         first, *others = (TITLES.get(tensor, tensor) for tensor in self.tensors)
         also = f" (and {', '.join(others)})" if others else ""
@@ -85,10 +85,10 @@ def _explains(larger: Diagnosis, smaller: Diagnosis) -> bool:
     """
     if (larger.complaint, larger.where) == (smaller.complaint, smaller.where):
         return True
-    numbers = larger.complaint in NUMBERS and smaller.complaint in (*NUMBERS, PRECISION)
-    inside = sum(map(larger.setting, smaller.cells))
-    nearly_all = NEARLY_ALL * larger.judged <= len(larger.cells)
-    return numbers and 2 * len(smaller.cells) <= len(larger.cells) and (inside == len(smaller.cells) or nearly_all)
+    if larger.kind != "numbers" or smaller.kind not in ("numbers", "precision", "refusal"):
+        return False
+    share = len(smaller.cells) / len(larger.cells)
+    return share <= FEW or (share <= 0.5 and all(map(larger.setting, smaller.cells)))
 
 
 def _symptoms(verdict: Verdict) -> dict[tuple[str, str], Finding]:
@@ -99,8 +99,7 @@ def _symptoms(verdict: Verdict) -> dict[tuple[str, str], Finding]:
     """
     found: dict[tuple[str, str], Finding] = {}
     for finding in sorted(verdict.findings, key=lambda finding: ORDER.index(finding.check)):
-        kind = "numbers" if finding.check in COMPLAINTS else finding.check
-        found.setdefault((kind, finding.tensor), finding)
+        found.setdefault((_kind(finding), finding.tensor), finding)
     if any(kind == "run" for kind, _ in found):
         return {symptom: finding for symptom, finding in found.items() if symptom[0] == "run"}
     wrong = [tensor for tensor in ("rstd", "y") if ("numbers", tensor) in found]
@@ -120,7 +119,9 @@ def _diagnosis(group: Sequence[tuple[Verdict, Finding]], judged: Sequence[Verdic
     """What is wrong in these cells. Those that fail otherwise say nothing of it and have no vote."""
     cells = frozenset(verdict.case for verdict, _ in group)
     tensor = group[0][1].tensor
-    voters = [v.case for v in judged if v.case in cells or (v.case.n_rows and _shows(v, tensor))]
+    kind = _kind(group[0][1])
+    asked = [v for v in judged if kind != "repeat" or v.behaviour is not None]
+    voters = [v.case for v in asked if v.case in cells or (v.case.n_rows and _shows(v, tensor))]
     where, setting = _where(voters, cells)
     # What is odd about the simplest cell is its shape; how a fault looks is seen better in a larger one.
     _, finding = max(group, key=lambda item: (item[0].case.plain, min(math.prod(item[0].case.shape), 400)))
@@ -132,7 +133,11 @@ def _diagnosis(group: Sequence[tuple[Verdict, Finding]], judged: Sequence[Verdic
     elif other and other.most_common(1)[0][1] > len(group) / 2:
         how = f"it has the rounding points of {other.most_common(1)[0][0]}"
     simplest = min((verdict.case for verdict, _ in group), key=_oddness)
-    return Diagnosis((tensor,), _complaint(group), where, setting, how, cells, len(judged), simplest)
+    return Diagnosis(kind, (tensor,), _complaint(group), where, setting, how, cells, len(asked), simplest)
+
+
+def _kind(finding: Finding) -> str:
+    return "numbers" if finding.check in COMPLAINTS else finding.check
 
 
 def _shows(verdict: Verdict, tensor: str) -> bool:
@@ -175,8 +180,8 @@ def _where(cases: Sequence[Case], wrong: Set[Case]) -> tuple[str, Callable[[Case
         return 2 * sum(case in wrong for case in covered) / (len(covered) + len(wrong))
 
     settings = _settings(cases)
-    best = max(settings, key=score)
-    pair = max((_both(best, other) for other in settings), key=score)
+    best = max(settings, key=score, default=("", lambda case: False))
+    pair = max((_both(best, other) for other in settings), key=score, default=best)
     if score(pair) > score(best) + SECOND:
         best = pair
     if score(best) < NEARLY:

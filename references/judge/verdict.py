@@ -80,7 +80,8 @@ def check(
         verdict.findings = _as_precision(verdict.findings)
     if unclaimed is not None:
         return _unrefused(verdict, unclaimed)
-    verdict.habit = habits.habit(case, inputs, outputs) if verdict.findings else None
+    if any(f.tensor in ("dx", "dw") for f in verdict.findings):
+        verdict.habit = habits.habit(case, inputs, outputs)
     if outputs.y is not None and any((f.check, f.tensor) in WRONG_Y for f in verdict.findings):
         shown = modes.computed_mode(case, inputs, outputs.y, profile.arithmetic)
         verdict.computes = shown if shown != case.casting_mode else None

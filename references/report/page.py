@@ -31,8 +31,8 @@ from references.report.summary import (
 
 LEGEND = (
     "Each field: the largest error divided by its derived tolerance (over 1 deviates) and, beneath, the share of "
-    "elements with the very bits of the NumPy reference. Blue is within the tolerance, where right 16-bit results reach "
-    "0.98; orange and ✗ is beyond."
+    "elements with the very bits of the NumPy reference. Blue is within the tolerance, where right 16-bit results "
+    "reach 0.98; orange and ✗ is beyond."
 )
 PICTURES = (
     ("Error / tolerance against columns", plots.ratios, 4.0, "Above the line is a failure."),
@@ -55,13 +55,20 @@ PICTURES = (
 Mutants = Sequence[dict[str, Any]]
 
 
-def page(verdicts: Sequence[Verdict], about: dict[str, Any], expected: int, mutants: Mutants | None = None) -> str:
+def page(
+    verdicts: Sequence[Verdict],
+    about: dict[str, Any],
+    expected: int,
+    mutants: Mutants | None = None,
+    unjudged: Sequence[str] = (),
+) -> str:
     """The whole report; it loads nothing from elsewhere.
 
     Args:
         verdicts: what was judged, perhaps not all of the cells.
         about: `report.environment.environment`.
         expected: the number of cells that were asked for.
+        unjudged: what is claimed and of which no cell was judged.
         mutants: what `python -m tests.mutation --json` wrote.
     """
     name = escape(about["implementation"])
@@ -72,7 +79,7 @@ def page(verdicts: Sequence[Verdict], about: dict[str, Any], expected: int, muta
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<style>{_asset('page.css')}</style></head><body>",
             f"<h1>{name}</h1>",
-            *_outcome(verdicts, expected, about),
+            *_outcome(verdicts, expected, about, unjudged),
             *_around_the_matrix(verdicts),
             *_findings(verdicts, about),
             *_tightness(verdicts),
@@ -111,10 +118,12 @@ def _table(head: Sequence[str], rows: Sequence[str], attributes: str = "") -> st
     )
 
 
-def _outcome(verdicts: Sequence[Verdict], expected: int, about: dict[str, Any]) -> Iterator[str]:
+def _outcome(
+    verdicts: Sequence[Verdict], expected: int, about: dict[str, Any], unjudged: Sequence[str]
+) -> Iterator[str]:
     """The verdict in words; then each fault once, with the command that shows its simplest cell."""
-    status = {0: "pass", 1: "fail"}.get(exit_code(verdicts), "none")
-    words = conclusion(verdicts, expected)
+    status = {0: "pass", 1: "fail"}.get(exit_code(verdicts, unjudged), "none")
+    words = conclusion(verdicts, expected, unjudged)
     yield f'<p class="verdict {status}"><strong>{escape(words[0].upper() + words[1:])}.</strong></p>'
     if about.get("mode_found"):
         yield f"<p>Casting mode {escape(about['mode_found'])}.</p>"
@@ -179,8 +188,8 @@ def _tightness(verdicts: Sequence[Verdict]) -> Iterator[str]:
     ]
     if loose:
         items = "".join(f"<li>{line}</li>" for line in loose)
-        yield f"<h2>Tightness</h2><p>Below {LOOSE} of the bound in all of their cells, so that an error would show late:"
-        yield f"</p><ul>{items}</ul>"
+        yield f"<h2>Tightness</h2><p>Below {LOOSE} of the bound in all of their cells: an error would show late.</p>"
+        yield f"<ul>{items}</ul>"
 
 
 def _plots(verdicts: Sequence[Verdict]) -> Iterator[str]:

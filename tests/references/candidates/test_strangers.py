@@ -47,7 +47,7 @@ def test_a_right_candidate_conforms(target: str, mode: str) -> None:
 
 @pytest.mark.jax
 def test_a_right_function_in_jax_conforms() -> None:
-    one, verdicts = judged("in_jax:right", "bf16 and 2x4x41")  # each further shape would be compiled
+    one, verdicts = judged("in_jax:right", "2x4x41")  # each further shape would be compiled
     assert one.implementation.arrays == "jax" and len(verdicts) >= 4
     assert {v.status for v in verdicts} == {"pass"} and all("dw" in v.measures for v in verdicts)
 
@@ -81,8 +81,8 @@ FAULTS = {  # by candidate: a word of the diagnosis of a whole run
     "dw_zero_in_16_bits": "dW",
     "dw_coarse_above_64_rows": "129 rows",
     "dx_wrong_from_257": "257 columns or more",
-    "wrong_where_w_is_strided": "W is column-strided",
-    "wrong_where_x_is_strided": "X is",
+    "wrong_where_w_is_strided": "W is not contiguous",
+    "wrong_where_x_is_strided": "X is not contiguous",
     "last_row_of_17_lost": "17 rows",
     "frozen_x_doubles_dw": "X frozen",
     "uses_the_last_forward": "another forward",
