@@ -65,6 +65,14 @@ AVAILABLE = {
 REQUIRED = [need for need in os.environ.get("RMSNORM_REQUIRE", "").split(",") if need]
 
 
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Stand-ins for options of pyproject.toml whose plugins a GPU machine may lack: they change nothing there."""
+    if not pluginmanager.hasplugin("benchmark"):
+        parser.addoption("--benchmark-skip", action="store_true", help="needs pytest-benchmark")
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "needs pytest-timeout")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")

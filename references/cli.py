@@ -1,16 +1,20 @@
 """The command line: `rmsnorm-verify`, or `python -m references`.
 
-Exit status: 0 conforms, 1 deviates, 2 wrong usage, 3 nothing could be run, 130 interrupted.
+Exit status: 0 conforms, 1 deviates, 2 wrong usage, 3 nothing could be judged (or none of something that is claimed),
+130 interrupted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import importlib.metadata
 import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -25,16 +29,17 @@ from references.candidates.probing import Probe, probe
 from references.candidates.process import TIME_LIMIT, Isolated
 from references.cells.cell import Case
 from references.cells.levels import LEVELS, find
+from references.cells.selection import select
 from references.judge.shrinking import shrink as shrink_verdict
 from references.judge.verdict import Verdict, check_all
 from references.judge.verdict import check as check_case
-from references.report import files, page
+from references.report import files, page, terminal
 from references.report.environment import environment
 from references.report.explanation import explain as explain_verdict
 from references.report.files import as_json
-from references.report.summary import conclusion, exit_code, repetition
-from references.report.terminal import claims, complaints, header, table
-from references.spec import CastingMode
+from references.report.junit import as_junit
+from references.report.summary import conclusion, exit_code, repetition, unjudged
+from references.spec import DTYPES, CastingMode
 
 
 class Level(enum.StrEnum):
@@ -55,15 +60,21 @@ class Weight(enum.StrEnum):
     NONE = "none"
 
 
-class Dtype(enum.StrEnum):
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
+class Arrays(enum.StrEnum):
+    AUTO = "auto"
+    TORCH = "torch"
+    JAX = "jax"
+    NUMPY = "numpy"
 
 
-Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="The candidate; MODULE alone for a pair.")]
+Dtype = enum.StrEnum("Dtype", {name.upper(): name for name in DTYPES})  # type: ignore[misc]
+
+Target = Annotated[
+    str, typer.Argument(metavar="MODULE:NAME", help="The candidate, or path/to/file.py:NAME; without NAME a pair.")
+]
+AtLevel = Annotated[Level, typer.Option(help="How many cells.")]
 OnDevice = Annotated[Device, typer.Option(help="Where PyTorch candidates run.")]
+OfArrays = Annotated[Arrays, typer.Option(help="Whose arrays a function takes; auto: what it is written with.")]
 FixedMode = Annotated[
     CastingMode | None, typer.Option(help="The mode that a candidate without such an argument computes.")
 ]
@@ -72,21 +83,100 @@ ProfileFile = Annotated[
     typer.Option("--profile", metavar="FILE", help="What the candidate claims (TOML or Python); the rest is probed."),
 ]
 TimeLimit = Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="For one cell; then it counts as hanging.")]
+Cases = Annotated[list[str] | None, typer.Option("--case", metavar="ID", help="Only this cell; repeatable.")]
+Dtypes = Annotated[list[Dtype] | None, typer.Option("--dtype", help="Only X of this dtype; repeatable.")]
+Keyword = Annotated[str, typer.Option("-k", metavar="WORDS", help="Only cells whose id fits: 'bf16 and not huge'.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Other inputs than those of seed 0.")]
+Stop = Annotated[bool, typer.Option("-x", "--exitfirst", help="Stop at the first cell that deviates.")]
+MaxFail = Annotated[int, typer.Option(metavar="N", min=0, help="Stop at the Nth cell that deviates.")]
+Jobs = Annotated[int, typer.Option(metavar="N", min=1, help="Processes that run the candidate side by side.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="The verdict alone.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Every kind of finding, with examples.")]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__)
-console = Console(soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `check` and `compare` are asked for."""
+
+    level: Level = Level.SMOKE
+    device: Device = Device.AUTO
+    arrays: Arrays = Arrays.AUTO
+    casting_mode: CastingMode | None = None
+    claims: dict[str, Any] | None = None
+    time_limit: float = TIME_LIMIT
+    cases: tuple[Case, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    keyword: str = ""
+    seed: int | None = None
+    max_failures: int = 0
+    jobs: int = 1
+    verbosity: int = 0
+
+    def cells(self, found: Probe) -> list[Case]:
+        """Those that were named, else the level's within the claims; of them what was selected."""
+        cells = self.cases or found.profile.cells(self.level)
+        return select(cells, dtypes=self.dtypes, keyword=self.keyword, seed=self.seed)
+
+
+@dataclass
+class Judged:
+    """What came of a candidate."""
+
+    verdicts: list[Verdict]
+    about: dict[str, Any]
+    expected: int
+    unjudged: list[str]
+
+    @property
+    def status(self) -> int:
+        return 130 if self.interrupted else exit_code(self.verdicts, self.unjudged)
+
+    interrupted: bool = False
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        try:
+            version = importlib.metadata.version("rmsnorm")
+        except importlib.metadata.PackageNotFoundError:
+            version = "unknown"  # a checkout that is not installed
+        print(f"rmsnorm-verify {version}")
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Judge RMSNorm implementations."""
 
 
 @app.command()
 def check(
     target: Target,
-    level: Annotated[Level, typer.Option(help="How many cells.")] = Level.SMOKE,
+    level: AtLevel = Level.SMOKE,
     device: OnDevice = Device.AUTO,
-    case: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this cell; repeatable.")] = None,
+    arrays: OfArrays = Arrays.AUTO,
+    case: Cases = None,
+    dtype: Dtypes = None,
+    keyword: Keyword = "",
     casting_mode: FixedMode = None,
     profile_file: ProfileFile = None,
+    seed: Seed = None,
+    exitfirst: Stop = False,
+    maxfail: MaxFail = 0,
+    jobs: Jobs = 1,
     time_limit: TimeLimit = TIME_LIMIT,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every number.")] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Every number; - is standard output.")
+    ] = None,
+    junit_file: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="For CI systems.")] = None,
     html_folder: Annotated[Path | None, typer.Option("--html", metavar="DIR", help="A page to read.")] = None,
     mutants_file: Annotated[
         Path | None,
@@ -94,19 +184,37 @@ def check(
     ] = None,
 ) -> None:
     """Judge an RMSNorm implementation."""
-    selected = [_find(case_id) for case_id in case] if case else LEVELS[level]
-    claims = _claims(profile_file)
+    options = _options(
+        level=level,
+        device=device,
+        arrays=arrays,
+        case=case,
+        dtype=dtype,
+        keyword=keyword,
+        casting_mode=casting_mode,
+        profile_file=profile_file,
+        seed=seed,
+        max_failures=1 if exitfirst else maxfail,
+        jobs=jobs,
+        time_limit=time_limit,
+        verbosity=verbose - quiet,
+    )
     planted = _read_mutants(mutants_file) if mutants_file else None
-    _prepare_outputs(json_file, html_folder)
-    with _open(target, device, casting_mode, time_limit) as candidate:
-        found = _probe(candidate, claims)
-        about = _about(candidate, found)
-        verdicts = _judge(found, about, selected)
+    to_stdout = str(json_file) == "-"
+    _prepare_outputs([None if to_stdout else json_file, junit_file], html_folder)
+    found = _judge(target, options, _console(sys.stderr if to_stdout else sys.stdout))
     if json_file:
-        json_file.write_text(json.dumps(as_json(verdicts, about, len(selected)), indent=1))
+        document = json.dumps(as_json(found.verdicts, found.about, found.expected, found.unjudged), indent=1)
+        if to_stdout:
+            print(document)
+        else:
+            json_file.write_text(document, encoding="utf-8")
+    if junit_file:
+        junit_file.write_text(as_junit(found.verdicts, target), encoding="utf-8")
     if html_folder:
-        (html_folder / "index.html").write_text(page.page(verdicts, about, len(selected), planted), encoding="utf-8")
-    raise typer.Exit(130 if len(verdicts) < len(selected) else exit_code(verdicts))
+        text = page.page(found.verdicts, found.about, found.expected, planted, found.unjudged)
+        (html_folder / "index.html").write_text(text, encoding="utf-8")
+    raise typer.Exit(found.status)
 
 
 @app.command("cases")
@@ -121,6 +229,7 @@ def explain(
     case_id: Annotated[str, typer.Argument(metavar="CASE_ID")],
     target: Target,
     device: OnDevice = Device.AUTO,
+    arrays: OfArrays = Arrays.AUTO,
     casting_mode: FixedMode = None,
     profile_file: ProfileFile = None,
     time_limit: TimeLimit = TIME_LIMIT,
@@ -128,10 +237,12 @@ def explain(
 ) -> None:
     """Run one cell again and take its worst element apart: every term of its tolerance."""
     case = _find(case_id)
-    claims = _claims(profile_file)
-    with _open(target, device, casting_mode, time_limit) as candidate:
-        found = _probe(candidate, claims)
-        print(header(_about(candidate, found)))
+    options = _options(
+        device=device, arrays=arrays, casting_mode=casting_mode, profile_file=profile_file, time_limit=time_limit
+    )
+    with _open(target, options) as candidate:
+        found = _probe(candidate, options)
+        print(terminal.header(_about(candidate, found)))
         judge = partial(check_case, found.implementation, profile=found.profile, repeat=True)
         verdict = judge(case)
         print("\n".join(explain_verdict(verdict)))
@@ -158,14 +269,14 @@ def prove(
     """
     os.environ["TRITON_INTERPRET"] = "1"  # the exact world is Triton's interpreter, on a GPU machine too
     codes = []
-    with _open(target, Device.CPU, None, time_limit) as candidate:
-        for name in dtype or [Dtype.BFLOAT16, Dtype.FLOAT32]:
-            rounds = name in (Dtype.FLOAT16, Dtype.BFLOAT16)
+    with _open(target, _options(device=Device.CPU, time_limit=time_limit)) as candidate:
+        for name in dtype or [Dtype("bfloat16"), Dtype("float32")]:
+            rounds = str(name) in ("float16", "bfloat16")
             modes = (casting_mode or list(CastingMode)) if candidate.takes_mode and rounds else [CastingMode.LLAMA]
             for mode in modes:
                 proof = candidate.prove(Case(str(mode), 0.0, str(name), str(weight), False, (1, 1), 0.0))
                 asked = f"asked for {mode}: " if candidate.takes_mode and rounds else ""
-                console.print(asked + str(proof), highlight=False, markup=False)
+                print(asked + str(proof))
                 equals = proof.mode is not None and (not asked or proof.mode == str(mode))
                 codes.append(3 if proof.refusal else int(not equals))
     raise typer.Exit(max(codes))
@@ -175,19 +286,48 @@ def prove(
 def compare(
     before: Annotated[str, typer.Argument(metavar="A", help="A candidate, or a file that check --json wrote.")],
     after: Annotated[str, typer.Argument(metavar="B", help="The same.")],
-    level: Annotated[Level, typer.Option(help="How many cells a candidate runs.")] = Level.SMOKE,
+    level: AtLevel = Level.SMOKE,
     device: OnDevice = Device.AUTO,
+    arrays: OfArrays = Arrays.AUTO,
+    case: Cases = None,
+    dtype: Dtypes = None,
+    keyword: Keyword = "",
     casting_mode: FixedMode = None,
+    profile_file: ProfileFile = None,
+    seed: Seed = None,
+    jobs: Jobs = 1,
+    time_limit: TimeLimit = TIME_LIMIT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     factor: Annotated[float, typer.Option(min=1, help="A ratio that grew by more is worse.")] = 2.0,
 ) -> None:
-    """Put two results side by side. Exit status: 0 nothing is worse, 1 something is, 2 wrong usage."""
+    """Put two results side by side. Exit status: 0 nothing is worse, 1 something is, 2 wrong usage, 3 nothing ran."""
     from references.report import regression as comparing
 
-    sides = [_verdicts(side, level, device, casting_mode) for side in (before, after)]
+    options = _options(
+        level=level,
+        device=device,
+        arrays=arrays,
+        case=case,
+        dtype=dtype,
+        keyword=keyword,
+        casting_mode=casting_mode,
+        profile_file=profile_file,
+        seed=seed,
+        jobs=jobs,
+        time_limit=time_limit,
+        verbosity=verbose - quiet,
+    )
+    console = _console(sys.stdout)
+    sides = [_verdicts(side, options, console) for side in (before, after)]
     found = comparing.compare(sides[0], sides[1], factor)
     if not found.common:
         _refuse("no cell is in both results")
-    console.print(comparing.table(found, (os.path.basename(before), os.path.basename(after))))
+    if not found.judged:
+        _tell("no cell was judged in both results: nothing can be compared")
+        raise typer.Exit(3)
+    if not quiet:
+        console.print(comparing.table(found, (os.path.basename(before), os.path.basename(after))))
     for line in comparing.conclusion(found):
         console.print(line, highlight=False, markup=False)
     raise typer.Exit(int(found.worse))
@@ -210,8 +350,8 @@ def peers(
     """Other people's RMSNorms: list them or, with --level, judge those that are installed."""
     from references.peers import command
 
-    for file in filter(None, (json_file, markdown_file)):
-        _prepare_outputs(file, None)
+    _prepare_outputs([json_file, markdown_file], None)
+    console = _console(sys.stdout)
     try:
         if earlier and markdown_file:
             command.merge(earlier, markdown_file)
@@ -225,55 +365,95 @@ def peers(
         _refuse(str(error))
 
 
-def _verdicts(side: str, level: Level, device: Device, casting_mode: CastingMode | None) -> list[Verdict]:
+def _options(
+    case: list[str] | None = None,
+    dtype: list[Dtype] | None = None,
+    profile_file: Path | None = None,
+    **given: Any,
+) -> Options:
+    """As they were typed, read and checked."""
+    cases = tuple(_find(case_id) for case_id in case or ())
+    return Options(cases=cases, dtypes=tuple(map(str, dtype or ())), claims=_claims(profile_file), **given)
+
+
+def _verdicts(side: str, options: Options, console: Console) -> list[Verdict]:
     """Those of a JSON file, or of a candidate that is judged now."""
     if not side.endswith(".json"):
-        with _open(side, device, casting_mode) as candidate:
-            found = _probe(candidate, {})
-            return _judge(found, _about(candidate, found), LEVELS[level])
+        return _judge(side, options, console).verdicts
     try:
-        return files.read(Path(side))[0]
+        verdicts = files.read(Path(side))[0]
     except ValueError as error:
         _refuse(str(error))
+    chosen = set(select([v.case for v in verdicts], dtypes=options.dtypes, keyword=options.keyword))
+    return [v for v in verdicts if v.case in chosen]
 
 
-def _judge(found: Probe, about: dict[str, Any], selected: Sequence[Case]) -> list[Verdict]:
-    """Check the cells with a progress bar, then print table, findings and conclusion."""
-    for line in (header(about), *claims(found.profile, found.notes)):
-        console.print(line, highlight=False, markup=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(found.implementation.name, total=len(selected))
-        verdicts = check_all(
-            found.implementation, selected, lambda verdict: progress.advance(task), profile=found.profile
-        )
-    console.print(table(verdicts))
-    for line in complaints(verdicts):
-        console.print(line, highlight=False, markup=False)
-    repeated = repetition(verdicts)
-    if repeated is not None:
-        console.print(repeated, highlight=False)
-    console.print(conclusion(verdicts, len(selected)), highlight=False)
-    return verdicts
+def _judge(target: str, options: Options, console: Console) -> Judged:
+    """Check the cells with a progress bar, then say what is wrong, what was judged, and the verdict."""
+
+    def tell(*lines: str) -> None:
+        for line in lines:
+            console.print(line, highlight=False, markup=False)
+
+    quiet, verbose = options.verbosity < 0, options.verbosity > 0
+    if not quiet:
+        tell(f"loading {target} …")
+    with contextlib.ExitStack() as opened:
+        candidate = opened.enter_context(_open(target, options))
+        found = _probe(candidate, options)
+        about = _about(candidate, found)
+        selected = options.cells(found)
+        if not quiet:
+            tell(terminal.header(about), *terminal.claims(found.profile, found.notes, found.mode))
+        if not selected:
+            _refuse("no cell is selected")
+        others = [opened.enter_context(_open(target, options)) for _ in range(min(options.jobs, len(selected)) - 1)]
+        mode = found.implementation.fixed_mode
+        helpers = [other.with_mode(mode) if mode else other for other in others]
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
+            task = progress.add_task(target, total=len(selected))
+            verdicts = check_all(
+                found.implementation,
+                selected,
+                lambda verdict: progress.advance(task),
+                found.profile,
+                max_failures=options.max_failures,
+                others=helpers,
+            )
+    failed = sum(v.status == "fail" for v in verdicts)
+    stopped = bool(options.max_failures) and failed >= options.max_failures
+    interrupted = len(verdicts) < len(selected) and not stopped
+    missing = unjudged(verdicts, selected, found.profile) if len(verdicts) == len(selected) else []
+    tell(*terminal.diagnosis(verdicts, about, verbose))
+    if not quiet and any(v.status != "unsupported" for v in verdicts):
+        console.print(terminal.table(verdicts))
+    if verbose:
+        tell(*terminal.complaints(verdicts), *filter(None, [repetition(verdicts)]))
+    if not quiet:
+        tell(*terminal.unsupported(verdicts))
+    tell(conclusion(verdicts, len(selected), missing))
+    return Judged(verdicts, about, len(selected), missing, interrupted)
 
 
-def _open(target: str, device: Device, casting_mode: CastingMode | None, time_limit: float = TIME_LIMIT) -> Isolated:
+def _open(target: str, options: Options) -> Isolated:
     """The candidate, in a process of its own; it may be a file right here."""
+    mode = options.casting_mode and str(options.casting_mode)
     try:
-        return Isolated(target, str(device), casting_mode and str(casting_mode), time_limit, [os.getcwd()])
+        return Isolated(target, str(options.device), mode, options.time_limit, [os.getcwd()], str(options.arrays))
     except LoadError as error:
         _refuse(str(error))
 
 
-def _probe(candidate: Isolated, claims: dict[str, Any]) -> Probe:
+def _probe(candidate: Isolated, options: Options) -> Probe:
     try:
-        return probe(candidate, claims)
+        return probe(candidate, options.claims or {})
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
 
 def _about(candidate: Isolated, found: Probe) -> dict[str, Any]:
-    return environment(found.implementation, candidate.interpreted, found.profile, found.notes)
+    return environment(found.implementation, candidate.interpreted, found.profile, found.notes, found.mode)
 
 
 def _claims(profile_file: Path | None) -> dict[str, Any]:
@@ -297,11 +477,11 @@ def _read_mutants(file: Path) -> page.Mutants:
         _refuse(str(error))
 
 
-def _prepare_outputs(json_file: Path | None, html_folder: Path | None) -> None:
+def _prepare_outputs(written: Sequence[Path | None], html_folder: Path | None) -> None:
     """Find out before the work whether its result can be written."""
     try:
-        if json_file:
-            json_file.open("a").close()
+        for file in filter(None, written):
+            file.open("a").close()
         if html_folder:
             html_folder.mkdir(parents=True, exist_ok=True)
             (html_folder / "index.html").open("a").close()
@@ -309,11 +489,22 @@ def _prepare_outputs(json_file: Path | None, html_folder: Path | None) -> None:
         _refuse(f"cannot write to {error.filename}: {error.strerror}")
 
 
-def _refuse(message: str) -> NoReturn:
+def _console(stream: Any) -> Console:
+    return Console(file=stream, soft_wrap=True)
+
+
+def _tell(message: str) -> None:
     print(f"rmsnorm-verify: {message}", file=sys.stderr)
+
+
+def _refuse(message: str) -> NoReturn:
+    _tell(message)
     raise typer.Exit(2)
 
 
-def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit ends like Ctrl-C: results are kept
+def run() -> None:
+    """The command, with a terminal that may lack characters and a time limit that ends like Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # results are kept
     app(prog_name="rmsnorm-verify")

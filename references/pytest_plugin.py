@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ import pytest
 from references.candidates import profile
 from references.candidates.loading import LoadError
 from references.candidates.probing import Probe, probe
-from references.candidates.process import Isolated
+from references.candidates.process import TIME_LIMIT, Isolated
 from references.cells.cell import Case
-from references.cells.levels import LEVELS
+from references.cells.levels import LEVELS, find
+from references.cells.selection import select
 from references.judge.verdict import check, plainest
 from references.report.explanation import explain
 from references.report.terminal import claims
+from references.spec import DTYPES, CastingMode
 
 FOUND = pytest.StashKey[Probe]()
 CHILD = pytest.StashKey[Isolated]()
@@ -40,6 +42,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rmsnorm-impl", metavar="MODULE:NAME", help="The candidate; MODULE alone for a pair.")
     group.addoption("--rmsnorm-level", choices=list(LEVELS), default="smoke", help="How many cells.")
     group.addoption("--rmsnorm-device", choices=("auto", "cpu", "cuda"), default="auto", help="Where it runs.")
+    group.addoption(
+        "--rmsnorm-arrays", choices=("auto", "torch", "jax", "numpy"), default="auto", help="Whose arrays it takes."
+    )
+    group.addoption(
+        "--rmsnorm-casting-mode", choices=list(map(str, CastingMode)), help="The mode that it computes without asking."
+    )
+    group.addoption("--rmsnorm-dtype", action="append", choices=DTYPES, help="Only X of this dtype; repeatable.")
+    group.addoption("--rmsnorm-case", action="append", metavar="ID", help="Only this cell; repeatable.")
+    group.addoption("--rmsnorm-seed", type=int, metavar="N", help="Other inputs than those of seed 0.")
+    group.addoption("--rmsnorm-time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help="For one cell.")
     group.addoption("--rmsnorm-profile", type=Path, metavar="FILE", help="What it claims; the rest is probed.")
     group.addoption(
         "--rmsnorm-xfail",
@@ -62,10 +74,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     target = config.getoption("rmsnorm_impl")
-    if not target or config.option.collectonly:
+    if not target:
         return
     try:
-        child = config.stash[CHILD] = Isolated(target, config.getoption("rmsnorm_device"), paths=[os.getcwd()])
+        child = config.stash[CHILD] = Isolated(
+            target,
+            config.getoption("rmsnorm_device"),
+            config.getoption("rmsnorm_casting_mode"),
+            config.getoption("rmsnorm_time_limit"),
+            [os.getcwd()],
+            config.getoption("rmsnorm_arrays"),
+        )
     except LoadError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[FOUND] = probe(child, config.stash[CLAIMS])
@@ -77,7 +96,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     found = config.stash.get(FOUND, None)
     if found is None:
         return []
-    first, *others = claims(found.profile, found.notes)
+    first, *others = claims(found.profile, found.notes, found.mode)
     return [f"rmsnorm: {found.implementation.name}; {first}", *others]
 
 
@@ -85,10 +104,22 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("rmsnorm_impl"):
         return
-    cells = Cells.from_parent(session, name="rmsnorm", nodeid="rmsnorm")
+    cells = Cells.from_parent(session, name="rmsnorm", nodeid="rmsnorm", cases=_selected(config))
     collected = session.ihook.pytest_make_collect_report(collector=cells)
     session.ihook.pytest_collectreport(report=collected)
     items.extend(collected.result)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A run in which a candidate was named and no cell of it was judged is no success."""
+    config = session.config
+    if not config.getoption("rmsnorm_impl") or config.option.collectonly or exitstatus != pytest.ExitCode.OK:
+        return
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = () if reporter is None else [*reporter.stats.get("passed", ()), *reporter.stats.get("xfailed", ())]
+    if reporter is not None and not any(report.nodeid.startswith("rmsnorm::") for report in reports):
+        reporter.write_line(f"rmsnorm: no cell of {config.getoption('rmsnorm_impl')} was judged", red=True)
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -99,15 +130,33 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 class Cells(pytest.Collector):
     """All cells of the level, and the lines of the xfail file that name none."""
 
+    def __init__(self, *, cases: Sequence[Case], **about: Any) -> None:
+        super().__init__(**about)
+        self.cases = cases
+
     def collect(self) -> Iterator[pytest.Item]:
-        cases = LEVELS[self.config.getoption("rmsnorm_level")]
-        repeated = plainest(cases)
-        for case in cases:
+        repeated = plainest(self.cases)
+        for case in self.cases:
             yield Cell.from_parent(self, name=case.id, case=case, repeat=case in repeated)
-        known = {case.id for case in LEVELS["full"]}
+        profile = self.config.stash[FOUND].profile
+        known = {case.id for case in (*LEVELS["full"], *profile.cells("full"), *self.cases)}
         for case_id in self.config.stash[XFAILS]:
             if case_id not in known:
                 yield UnknownCell.from_parent(self, name=case_id, known=known)
+
+
+def _selected(config: pytest.Config) -> list[Case]:
+    """The cells that were named, else the level's within the claims. Raises UsageError where none is left."""
+    option = config.getoption
+    try:
+        named = [find(case_id) for case_id in option("rmsnorm_case") or ()]
+    except KeyError as error:
+        raise pytest.UsageError(error.args[0]) from error
+    cells = named or config.stash[FOUND].profile.cells(option("rmsnorm_level"))
+    chosen = select(cells, dtypes=option("rmsnorm_dtype") or (), seed=option("rmsnorm_seed"))
+    if not chosen:
+        raise pytest.UsageError("no cell is selected")
+    return chosen
 
 
 class Judgement(pytest.Item):

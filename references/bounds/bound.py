@@ -87,7 +87,8 @@ class Bound:
         """Where got lies outside the enclosure, so that something was rounded at another point: bool."""
         if self.enclosure is None:
             return np.zeros(self.value.shape, bool)
-        return self.applies & ~((self.enclosure[0] <= got) & (got <= self.enclosure[1]))
+        with np.errstate(invalid="ignore"):  # where the bound does not apply the enclosure may be NaN
+            return self.applies & ~((self.enclosure[0] <= got) & (got <= self.enclosure[1]))
 
     def largest_term(self, index: tuple[int, ...]) -> str:
         """The name of the term that allows most at one element."""

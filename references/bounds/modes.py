@@ -26,9 +26,17 @@ def computed_mode(case: Case, inputs: Inputs, y: np.ndarray, arithmetic: Arithme
         "llama", "gemma" or "none"; None where dtype or shape are not the case's, in float32 and float64, where the
         modes agree, and where the bits fit several modes or none.
     """
+    counts = contradictions(case, inputs, y, arithmetic)
+    fitting = [mode for mode, count in counts.items() if count == 0]
+    others = [count for count in counts.values() if count]
+    return fitting[0] if len(fitting) == 1 and min(others) >= TELLING else None
+
+
+def contradictions(case: Case, inputs: Inputs, y: np.ndarray, arithmetic: Arithmetic = SEQUENTIAL) -> dict[str, int]:
+    """By mode, how many elements of Y its rounding points do not explain; empty where Y cannot tell (as above)."""
     if case.dtype not in ("float16", "bfloat16") or dtype_name(y) != case.dtype or y.shape != case.shape:
-        return None
-    contradictions = {}
+        return {}
+    counts = {}
     for mode in CastingMode:
         bound = tolerances.forward_bounds(
             inputs.x,
@@ -39,7 +47,5 @@ def computed_mode(case: Case, inputs: Inputs, y: np.ndarray, arithmetic: Arithme
             structured=case.structured,
             arithmetic=arithmetic,
         )["y"]
-        contradictions[str(mode)] = int((bound.misrounded(y) | (bound.ratio(y) > 1)).sum())
-    fitting = [mode for mode, count in contradictions.items() if count == 0]
-    others = [count for count in contradictions.values() if count]
-    return fitting[0] if len(fitting) == 1 and min(others) >= TELLING else None
+        counts[str(mode)] = int((bound.misrounded(y) | (bound.ratio(y) > 1)).sum())
+    return counts

@@ -1,8 +1,8 @@
 """What a candidate offers, and the one door to it: `load("module:name")`.
 
-A candidate is a PyTorch function of (X, W, eps, offset, casting_mode, in_place, row_mode) or some of these, a
-`torch.nn.Module` or `torch.autograd.Function` class with such arguments, or a module or object with `forward`
-and `backward` in NumPy, JAX or PyTorch.
+A candidate is a function of (X, W, eps, offset, casting_mode, in_place, row_mode) or some of these in PyTorch, JAX or
+NumPy, a `torch.nn.Module` or `torch.autograd.Function` class with such arguments, or a module or object with `forward`
+and `backward`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol, Self
 
@@ -23,7 +24,7 @@ from references.candidates import repetition
 from references.candidates.memory import Arguments, Contract
 from references.candidates.repetition import Behaviour
 from references.candidates.signatures import Signature
-from references.cells.cell import Case, Inputs
+from references.cells.cell import Case, Inputs, make_inputs
 from references.exact.prove import Proof
 
 
@@ -47,6 +48,7 @@ class Outputs:
     unsupported: str | None = None
     error: str | None = None
     died: str | None = None
+    forward_only: bool = False  # NumPy differentiates nothing, so no gradient is missing
     seconds: float = 0.0  # that the candidate took
     contract: Contract | None = None  # what became of the arguments; None where the run did not end
 
@@ -54,7 +56,8 @@ class Outputs:
 class Implementation(Protocol):
     """A loaded candidate. `ignored` are the permissions (in_place, row_mode) that it has no argument for.
 
-    `takes_mode` says whether it has an argument for the casting mode, `fixed_mode` which one it computes otherwise.
+    `takes_mode` says whether it has an argument for the casting mode, `fixed_mode` which one it computes otherwise,
+    `arrays` whose arrays it takes: "torch", "jax" or "numpy".
     """
 
     @property
@@ -72,12 +75,19 @@ class Implementation(Protocol):
     @property
     def fixed_mode(self) -> str | None: ...
 
+    @property
+    def arrays(self) -> str: ...
+
     def run(self, case: Case, inputs: Inputs) -> Outputs:
         """Forward and backward on `inputs`, laid out as the case says. Exceptions become `error`."""
         ...
 
     def behaviour(self, case: Case, inputs: Inputs) -> Behaviour:
         """What several runs show (`behaviour.observe`) of a cell that `run` computes."""
+        ...
+
+    def partly(self, case: Case, inputs: Inputs) -> dict[str, Outputs]:
+        """Results that are to be the same as `run`'s, by how they came about: inputs frozen, forwards in between."""
         ...
 
     def with_mode(self, casting_mode: str) -> Self:
@@ -94,6 +104,7 @@ class Candidate:
     device: str
     signature: Signature
     fixed_mode: str | None = None
+    arrays: str = "torch"  # whose arrays it takes
 
     @property
     def meanings(self) -> set[str]:
@@ -122,6 +133,9 @@ class Candidate:
             outputs.seconds = perf_counter() - started
         return outputs
 
+    def partly(self, case: Case, inputs: Inputs) -> dict[str, Outputs]:
+        return {}
+
     def behaviour(self, case: Case, inputs: Inputs) -> Behaviour:
         def results(case: Case, arguments: Arguments) -> repetition.Results:
             outputs = Outputs()
@@ -144,11 +158,7 @@ class Candidate:
         self._compute(case, self._arguments(case, inputs), outputs)
 
     def _arguments(self, case: Case, inputs: Inputs) -> Arguments:
-        return Arguments(case, inputs, self.library, self.device)
-
-    @property
-    def library(self) -> str:
-        return "torch"
+        return Arguments(case, inputs, self.arrays, self.device)
 
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
         """Fill `outputs` one after the other: what came before an exception is judged too."""
@@ -169,10 +179,6 @@ class Candidate:
 class ForwardBackward(Candidate):
     """A pair: forward(x, w, …) -> y or (y, rstd), and backward(dy, x, w, …) -> dx or (dx, dw)."""
 
-    @property
-    def library(self) -> str:
-        return _array_library(self.target.forward)
-
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
         values = settings(case) | arguments.views
         args, keywords = self.signature.bind(values)
@@ -188,26 +194,66 @@ class Function(Candidate):
     """A PyTorch callable that autograd differentiates."""
 
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
-        import torch
-
-        x, dy, w = (arguments.views[name] for name in ("x", "dy", "w"))
-        x.requires_grad_()
-        leaves = [x]
-        if w is not None:
-            w = torch.nn.Parameter(w)  # keeps storage and strides, and modules accept nothing else
-            leaves.append(w)
-        y = self.call(case, x, w)
-        if not isinstance(y, torch.Tensor):
-            raise TypeError(f"a {type(y).__name__} was returned, not a tensor")
+        x, w, y = self._forward(case, arguments)
         rstd = _saved_rstd(y, x, w)
         outputs.y, outputs.rstd = _array(y), _array(rstd)
         dx = dw = None
         if y.shape == x.shape and y.requires_grad:
-            # In another dtype than y's, autograd would refuse dY before the candidate's backward saw it.
-            dx, *rest = torch.autograd.grad(y, leaves, dy.to(y.dtype), allow_unused=True)
-            dw = rest[0] if rest else None
+            dx, dw = _gradients(case, arguments, x, w, y)
             outputs.dx, outputs.dw = _array(dx), _array(dw)
         outputs.contract = arguments.observe({"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {"dx": dx, "dw": dw})
+
+    def partly(self, case: Case, inputs: Inputs) -> dict[str, Outputs]:
+        ways: dict[str, Callable[[Outputs], None]] = {
+            "without gradients": lambda found: self._without_gradients(case, inputs, found),
+            "with X frozen": lambda found: self._frozen(case, inputs, found, "x"),
+            "with W frozen": lambda found: self._frozen(case, inputs, found, "w"),
+            "with another forward before its backward": lambda found: self._interleaved(case, inputs, found),
+        }
+        if case.w_dtype is None:
+            del ways["with X frozen"], ways["with W frozen"]
+        results = {}
+        for name, compute in ways.items():
+            results[name] = Outputs()
+            try:
+                with np.errstate(all="ignore"):
+                    compute(results[name])
+            except Exception as error:
+                results[name].error = f"{type(error).__name__}: {error}"
+        return results
+
+    def _forward(self, case: Case, arguments: Arguments, frozen: str = "") -> tuple[Any, Any, Any]:
+        """X and W as they were handed over, and Y; what `frozen` names needs no gradient."""
+        import torch
+
+        x, w = arguments.views["x"], arguments.views["w"]
+        x.requires_grad_("x" not in frozen)
+        if w is not None:  # a parameter keeps storage and strides, and modules accept nothing else
+            w = torch.nn.Parameter(w, requires_grad="w" not in frozen)
+        y = self.call(case, x, w)
+        if not isinstance(y, torch.Tensor):
+            raise TypeError(f"a {type(y).__name__} was returned, not a tensor")
+        return x, w, y
+
+    def _without_gradients(self, case: Case, inputs: Inputs, outputs: Outputs) -> None:
+        import torch
+
+        with torch.no_grad():
+            outputs.y = _array(self._forward(case, self._arguments(case, inputs), frozen="xw")[2])
+
+    def _frozen(self, case: Case, inputs: Inputs, outputs: Outputs, frozen: str) -> None:
+        arguments = self._arguments(case, inputs)
+        x, w, y = self._forward(case, arguments, frozen)
+        dx, dw = _gradients(case, arguments, x, w, y)
+        outputs.dx, outputs.dw = _array(dx), _array(dw)
+
+    def _interleaved(self, case: Case, inputs: Inputs, outputs: Outputs) -> None:
+        arguments = self._arguments(case, inputs)
+        x, w, y = self._forward(case, arguments)
+        others = self._forward(case, self._arguments(case, Inputs(3 * inputs.x[::-1], inputs.w, inputs.dy)))
+        dx, dw = _gradients(case, arguments, x, w, y)
+        outputs.dx, outputs.dw = _array(dx), _array(dw)
+        del others  # alive until here, as in a model with two norms
 
     def call(self, case: Case, x: Any, w: Any) -> Any:
         args, keywords = self.signature.bind(settings(case) | {"x": x, "w": w})
@@ -243,24 +289,68 @@ class Module(Function):
         return module(x)
 
 
-def load(target: str, device: str = "cpu", fixed_mode: str | None = None) -> Implementation:
-    """The candidate that `target` names: "package.module:name", or "module" with forward and backward in it.
+class JaxFunction(Candidate):
+    """A function of JAX arrays, which `jax.vjp` differentiates."""
+
+    def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
+        import jax
+
+        x, dy, w = (arguments.views[name] for name in ("x", "dy", "w"))
+
+        def call(x: Any, w: Any = None) -> Any:
+            args, keywords = self.signature.bind(settings(case) | {"x": x, "w": w})
+            return self.target(*args, **keywords)
+
+        y, pull_back = jax.vjp(call, *([x] if w is None else [x, w]))
+        if not isinstance(y, jax.Array):
+            raise TypeError(f"a {type(y).__name__} was returned, not an array")
+        outputs.y = _array(y)
+        dx = dw = None
+        if y.shape == x.shape:
+            dx, *rest = pull_back(dy.astype(y.dtype))
+            dw = rest[0] if rest else None
+            outputs.dx, outputs.dw = _array(dx), _array(dw)
+        outputs.contract = arguments.observe({"y": (y, outputs.y)}, {"dx": dx, "dw": dw})
+
+
+class NumpyFunction(Candidate):
+    """A function of NumPy arrays: forward only. It may return (y, rstd)."""
+
+    def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
+        outputs.forward_only = True
+        args, keywords = self.signature.bind(settings(case) | arguments.views)
+        y, rstd = _pair(self.target(*args, **keywords))
+        outputs.y, outputs.rstd = _array(y), _array(rstd)
+        outputs.contract = arguments.observe({"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {})
+
+
+FUNCTIONS: dict[str, type[Candidate]] = {"torch": Function, "jax": JaxFunction, "numpy": NumpyFunction}
+
+
+def load(
+    target: str, device: str = "cpu", fixed_mode: str | None = None, array_library: str = "auto"
+) -> Implementation:
+    """The candidate that `target` names: "package.module:name", "path/to/file.py:name", or either without a name for a
+    module with forward and backward in it.
 
     Args:
         target: where the candidate lives.
         device: "cpu", "cuda" or "auto" (a GPU where PyTorch sees one): where PyTorch candidates get their
             arrays; NumPy and JAX ones ignore it.
         fixed_mode: the casting mode that a candidate without a `casting_mode` argument computes.
+        array_library: "torch", "jax" or "numpy", whose arrays a function or a pair takes; "auto" is the library that
+            its file imports and, where there are several or none, the first that it accepts.
 
     Raises:
         LoadError: nothing there, nothing that can be called as described, or no such device.
     """
     module_name, _, attribute = target.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = _import(module_name)
         for name in filter(None, attribute.split(".")):
             found = getattr(found, name)
         candidate, signature = _kind(found)
+        library = _library(candidate, found, signature) if array_library == "auto" else array_library
     except Exception as error:  # importing a stranger's module may raise anything
         expected = isinstance(error, ImportError | AttributeError | ValueError | TypeError)
         kind = "" if expected else f"{type(error).__name__}: "
@@ -269,7 +359,25 @@ def load(target: str, device: str = "cpu", fixed_mode: str | None = None) -> Imp
         device = "cuda" if _sees_gpu() else "cpu"
     if device == "cuda" and not _sees_gpu():
         raise LoadError("cuda was asked for, but PyTorch sees no GPU")
-    return candidate(target, found, device, signature, fixed_mode)
+    if candidate is Function:
+        candidate = FUNCTIONS[library]
+    return candidate(target, found, device, signature, fixed_mode, library)
+
+
+def _import(name: str) -> Any:
+    """A module by its name, or by the path of its file, whose folder is then searched for what it imports."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    path = Path(name).resolve()
+    if not path.is_file():
+        raise ImportError(f"there is no file {name}")
+    sys.path.insert(0, str(path.parent))
+    known_as = path.stem if path.stem not in sys.modules else f"candidate_{path.stem}"
+    spec = importlib.util.spec_from_file_location(known_as, path)
+    assert spec is not None and spec.loader is not None
+    sys.modules[known_as] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _kind(found: Any) -> tuple[type[Candidate], Signature]:
@@ -304,11 +412,86 @@ def settings(case: Case) -> dict[str, Any]:
     }
 
 
-def _array_library(function: Callable) -> str:
-    """The library that the function's file imports: "torch", "jax" or (neither) "numpy"."""
+def _library(kind: type[Candidate], found: Any, signature: Signature) -> str:
+    """Whose arrays a candidate takes: those of the library that it names; else the first that it accepts."""
+    if kind not in (Function, ForwardBackward):
+        return "torch"
+    function = _python_function(found.forward if kind is ForwardBackward else found)
+    likely = [name for name in FUNCTIONS if name in _libraries(_names(function))]
+    if len(likely) == 1 or (likely and kind is ForwardBackward):
+        return likely[0]
+    likely = likely or [name for name in FUNCTIONS if name in _libraries(getattr(function, "__globals__", {}))]
+    if kind is ForwardBackward or likely in (["torch"], ["jax"]):
+        return next((name for name in ("torch", "jax") if name in likely), "numpy")
+    likely += [name for name in FUNCTIONS if name not in likely and importlib.util.find_spec(name) is not None]
+    return next((name for name in likely if _accepts(found, signature, name)), likely[0])
+
+
+def _python_function(function: Any) -> Any:
     function = inspect.unwrap(getattr(function, "__func__", function))
-    imported = {v.__name__.partition(".")[0] for v in function.__globals__.values() if inspect.ismodule(v)}
-    return next((name for name in ("torch", "jax") if name in imported), "numpy")
+    return function if hasattr(function, "__globals__") else inspect.unwrap(type(function).__call__)
+
+
+def _names(function: Any) -> Mapping[str, Any]:
+    """What the function's own body refers to."""
+    try:
+        variables = inspect.getclosurevars(function)
+    except (TypeError, ValueError):  # not written in Python
+        return {}
+    return {**variables.globals, **variables.nonlocals}
+
+
+def _libraries(names: Mapping[str, Any]) -> set[str]:
+    """The libraries of modules, and of functions and classes out of them."""
+    origins = (v.__name__ if inspect.ismodule(v) else getattr(v, "__module__", None) for v in names.values())
+    return {str(origin).partition(".")[0] for origin in origins}
+
+
+def _accepts(function: Callable, signature: Signature, library: str) -> bool:
+    """Whether it makes an array of a library's arrays."""
+    case = Case("gemma", 0.0, "float32", "same", False, (2, 8), 1e-6)
+    try:
+        views = Arguments(case, make_inputs(case), library, "cpu").views
+        args, keywords = signature.bind(settings(case) | views)
+        y, _ = _pair(function(*args, **keywords))
+    except Exception:
+        return False
+    return type(y).__module__.partition(".")[0] in (library, "jaxlib" if library == "jax" else library)
+
+
+def _gradients(case: Case, arguments: Arguments, x: Any, w: Any, y: Any) -> tuple[Any, Any]:
+    """dX and dW, None for what needs no gradient.
+
+    With in_place the engine alone holds dY, which comes from the backward of an operation after the candidate's: only
+    then may dX be written over it. Otherwise dY is the caller's.
+    """
+    import torch
+
+    leaves = {name: leaf for name, leaf in (("x", x), ("w", w)) if leaf is not None and leaf.requires_grad}
+    # In another dtype than y's, autograd would refuse dY before the candidate's backward saw it.
+    if case.in_place:
+        y, dy = _after(y, lambda: arguments.lend("dy").to(y.dtype)), None
+    else:
+        dy = arguments.views["dy"].to(y.dtype)
+    found = torch.autograd.grad(y, list(leaves.values()), dy, allow_unused=True)
+    gradients = dict(zip(leaves, found, strict=True))
+    return gradients.get("x"), gradients.get("w")
+
+
+def _after(y: Any, make_dy: Callable[[], Any]) -> Any:
+    """A scalar whose gradient with respect to y is what `make_dy` makes when it is asked for."""
+    import torch
+
+    class After(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Any) -> Any:
+            return y.new_zeros(())
+
+        @staticmethod
+        def backward(ctx: Any, _: Any) -> Any:
+            return make_dy()
+
+    return After.apply(y)
 
 
 def _saved_rstd(y: Any, x: Any, w: Any) -> Any:
@@ -324,7 +507,9 @@ def _saved_rstd(y: Any, x: Any, w: Any) -> Any:
     given = [tensor.detach().reshape(-1) for tensor in (x, w) if tensor is not None]
 
     def is_given(tensor: Any) -> bool:
-        return any(tensor.dtype is g.dtype and torch.equal(tensor.reshape(-1), g) for g in given)
+        flat = tensor.reshape(-1)
+        alike = (g for g in given if g.dtype is flat.dtype and g.shape == flat.shape)
+        return any(bool(((flat == g) | (flat.isnan() & g.isnan())).all()) for g in alike)  # NaN is what was given too
 
     saved = (t.detach() for t in getattr(y.grad_fn, "saved_tensors", None) or () if t is not None)
     fitting = [t for t in saved if t.is_floating_point() and tuple(t.shape) in shapes and not is_given(t)]

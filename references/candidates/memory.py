@@ -127,9 +127,20 @@ class Arguments:
         self._placed = {name: place(values, layout) for name, values, layout in given if values is not None}
         self._before = {name: arrays.bits(placed.storage).copy() for name, placed in self._placed.items()}
         self._storage: dict[str, Any] = {}
+        self._lent: dict[str, tuple[int, int]] = {}
         self.views: dict[str, Any] = {"w": None}
         for name, placed in self._placed.items():
             self._storage[name], self.views[name] = placed.realise(library, device)
+
+    def lend(self, name: str) -> Any:
+        """A PyTorch tensor with an argument's content and layout, which its receiver alone holds.
+
+        Only its address is kept: `observe` knows a result that lies there, and looks around it.
+        """
+        placed = self._placed[name]
+        storage = arrays.to_torch(placed.storage, self._device).clone()  # of memory that PyTorch owns
+        self._lent[name] = _address(storage)
+        return storage.as_strided(placed.shape, placed.strides, placed.offset)
 
     def refill(self, inputs: Inputs) -> None:
         """Write other values of the same shapes where the old ones lie, poison and all; JAX gets new arrays."""
@@ -160,7 +171,19 @@ class Arguments:
             if copy is not None and (arrays.bits(copy) != arrays.bits(arrays.to_numpy(result))).any():
                 changed.append(name)
         results = {name: result for name, (result, _) in early.items()} | dict(late)
-        shares = [
+        lent_to = [
+            (result, argument)
+            for result, value in results.items()
+            for argument, address in self._lent.items()
+            if hasattr(value, "untyped_storage") and _address(value) == address
+        ]
+        for result, argument in lent_to:
+            placed, value = self._placed[argument], results[result]
+            now = arrays.bits(arrays.to_numpy(value.as_strided(placed.storage.shape, (1,), 0)))
+            within, around = placed.changed(self._before[argument], now)
+            changed += [argument] * within
+            outside += [argument] * around
+        shares = lent_to + [
             (result, argument)
             for result, value in results.items()
             for argument, storage in self._storage.items()
@@ -175,3 +198,9 @@ def _same_storage(a: Any, b: Any) -> bool:
     if hasattr(a, "untyped_storage") and hasattr(b, "untyped_storage"):
         return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
     return False
+
+
+def _address(tensor: Any) -> tuple[int, int]:
+    """Where a PyTorch tensor's storage lies, and its size in bytes."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()

@@ -7,16 +7,22 @@ where it is judged.
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from references.bounds.modes import computed_mode
+import numpy as np
+
+from references.arrays import dtype_name
+from references.bounds.modes import contradictions
+from references.bounds.tolerances import forward_bounds
 from references.candidates.loading import Implementation
 from references.candidates.profile import Profile
-from references.cells.cell import LAYOUT_CODES, Case, make_inputs
-from references.cells.levels import COLUMNS, OFFSETS, RANKS, W_LAYOUTS, WEIGHTS
+from references.cells.cell import LAYOUT_CODES, Case, in_float32, make_inputs
+from references.cells.levels import COLUMNS, COVERING_AXES, OFFSETS, RANKS, W_LAYOUTS, WEIGHTS
 from references.spec import DTYPES, CastingMode
 
 # 128 columns suit every tile; 256 elements of noise tell the modes apart.
@@ -25,55 +31,92 @@ WIDTHS = tuple(sorted((n for n in COLUMNS if n > BASE.shape[-1]), reverse=True))
 MULTIPLES = (2, 4, 8, 16, 32, 64)
 
 
+SIGNATURE = ("no weight argument", "no offset argument", "no elementwise_affine argument")
+
+
 @dataclass
 class Probe:
-    """The candidate with its mode fixed, its profile, and by setting why that is not claimed."""
+    """The candidate with its mode fixed, its profile, and by setting what a probe met there.
+
+    `mode` says which casting mode was found and how sure that is; None where the candidate takes or was given one.
+    """
 
     implementation: Implementation
     profile: Profile
     notes: dict[str, str] = field(default_factory=dict)
+    mode: str | None = None
 
 
 def probe(implementation: Implementation, claims: Mapping[str, Any] = MappingProxyType({})) -> Probe:
     """Infer what `claims` (checked fields of a profile) leaves open.
 
-    A candidate without a `casting_mode` argument gets the mode that the claims name, or the one that its 16-bit Y
-    shows. Where no run succeeds everything is claimed.
+    A candidate without a `casting_mode` argument gets the mode that the claims name, or the one that explains its
+    16-bit Y best. Where no run succeeds everything that the signature can express is claimed.
     """
     given = Profile().with_claims(claims)
     found = Probe(implementation, given)
     if not implementation.takes_mode:
         _fix_mode(found, claims)
-    modes = given.casting_modes if found.implementation.takes_mode else [found.implementation.fixed_mode]
-    bases = (
-        replace(BASE, casting_mode=mode, dtype=dtype, weight=weight)
-        for dtype, mode, weight in itertools.product(given.dtypes, filter(None, modes), ("same", "none"))
-    )
-    base = None
-    for case in bases:
-        outputs = found.implementation.run(case, make_inputs(case))
-        if outputs.died is not None:  # each further probe would cost another process, or the whole time limit
-            found.notes["everything"] = f"a probe {outputs.died}, so every setting is claimed"
-            return found
-        if outputs.unsupported is None and outputs.error is None:
-            base = case
-            break
+        mode = found.implementation.fixed_mode
+        if mode is not None and "casting_modes" not in claims:
+            found.profile = found.profile.with_claims({"casting_modes": [mode]})
+    base, errors = _first_that_runs(found)
     if base is None:
-        found.notes["everything"] = "no probe ran, so every setting is claimed"
+        found.notes.update({"everything": "no probe ran, so every setting is claimed"} | errors)
+        for axis in ("weights", "offsets"):  # but those without an argument
+            if axis not in claims:
+                _infer_axis(found, replace(BASE, casting_mode=found.profile.casting_modes[0]), axis, expressible=True)
         return found
     if any(_refusal(found.implementation, case) for case in _sweep(found, base)):  # something is refused: what?
         for axis in AXES:
             if axis not in claims:
                 _infer_axis(found, base, axis)
         _infer_sizes(found, base, claims)
+    if "dtypes" not in claims and _computes_in_float32(found, base):
+        dtypes = [dtype for dtype in found.profile.dtypes if dtype != "float64"]
+        found.profile = found.profile.with_claims({"dtypes": dtypes})
+        found.notes["dtypes float64"] = "computed in float32, so it is not claimed (a profile that names it demands it)"
     return found
+
+
+def _first_that_runs(found: Probe) -> tuple[Case | None, dict[str, str]]:
+    """A plain cell that the candidate computes, or what went wrong in each that was tried."""
+    errors: dict[str, str] = {}
+    for dtype, mode, weight in itertools.product(found.profile.dtypes, found.profile.casting_modes, ("same", "none")):
+        case = replace(BASE, casting_mode=mode, dtype=dtype, weight=weight)
+        outputs = found.implementation.run(case, make_inputs(case))
+        if outputs.died is not None:  # each further probe would cost another process, or the whole time limit
+            return None, {"everything": f"a probe {outputs.died}, so every setting is claimed"}
+        if outputs.unsupported is None and outputs.error is None:
+            return case, {}
+        if outputs.error is not None:
+            errors.setdefault(f"dtypes {dtype}", outputs.error)
+    return None, errors
+
+
+def _computes_in_float32(found: Probe, base: Case) -> bool:
+    """Whether Y of float64 X leaves its bounds and yet lies within those of float32 X."""
+    if "float64" not in found.profile.dtypes or found.profile.dtypes == ("float64",):
+        return False
+    case = replace(base, dtype="float64")
+    inputs = make_inputs(case)
+    y = found.implementation.run(case, inputs).y
+    if y is None or dtype_name(y) != case.dtype or y.shape != case.shape:
+        return False
+    single = in_float32(inputs)
+    wide, narrow = (
+        forward_bounds(i.x, i.w, eps=case.eps, offset=case.offset, casting_mode=case.casting_mode)["y"]
+        for i in (inputs, single)
+    )
+    with np.errstate(all="ignore"):
+        return bool((wide.ratio(y) > 1).any() and (narrow.ratio(y.astype(np.float32)) <= 1).all())
 
 
 AXES: dict[str, tuple] = {
     "casting_modes": tuple(map(str, CastingMode)),
     "dtypes": DTYPES,
     "offsets": OFFSETS,
-    "weights": WEIGHTS,
+    "weights": COVERING_AXES["weight"],
     "in_place": (True, False),
     "layouts": tuple(LAYOUT_CODES),
     "ranks": tuple(sorted(RANKS)),
@@ -101,8 +144,8 @@ def _sweep(found: Probe, base: Case) -> Iterator[Case]:
         yield replace(base, shape=shape)
 
 
-def _variants(base: Case, axis: str, value: Any) -> Iterable[Case]:
-    """Cells that show whether a value of an axis is accepted: each one must be."""
+def _variants(base: Case, axis: str, value: Any, dtypes: tuple[str, ...]) -> Iterable[Case]:
+    """Cells that show whether a value of an axis is accepted: each one must be. `dtypes` are those that X may have."""
     shapes = {1: (128,), 2: (2, 128), 3: (2, 2, 128), 4: (1, 2, 2, 128)}
     match axis:
         case "ranks":
@@ -111,17 +154,19 @@ def _variants(base: Case, axis: str, value: Any) -> Iterable[Case]:
             cube = replace(base, shape=shapes[3])
             laid = [replace(cube, x_layout=value), replace(cube, dy_layout=value)]
             return laid + [replace(cube, w_layout=value)] * (value in W_LAYOUTS)
-        case "weights":
-            return [replace(base, weight=value)]
+        case "weights":  # of another dtype than X, where it names one
+            return [replace(base, weight=value, dtype=next((d for d in dtypes if d != value), base.dtype))]
         case "in_place":
             return [replace(base, in_place=value)]
     return [replace(base, **{axis.removesuffix("s"): value})]
 
 
-def _infer_axis(found: Probe, base: Case, axis: str) -> None:
+def _infer_axis(found: Probe, base: Case, axis: str, expressible: bool = False) -> None:
+    """Keep the values of an axis that are accepted, or those that the signature can express."""
+    refusal = _inexpressible if expressible else _refusal
     kept = []
     for value in AXES[axis]:
-        refusals = (_refusal(found.implementation, case) for case in _variants(base, axis, value))
+        refusals = (refusal(found.implementation, case) for case in _variants(base, axis, value, found.profile.dtypes))
         reason = next(filter(None, refusals), None)
         if reason is None:
             kept.append(value)
@@ -153,31 +198,55 @@ def _infer_sizes(found: Probe, base: Case, claims: Mapping[str, Any]) -> None:
 
 
 def _fix_mode(found: Probe, claims: Mapping[str, Any]) -> None:
-    """Settle which mode a candidate without such an argument computes."""
+    """Settle which mode a candidate without such an argument computes: the one that explains most of its Y."""
     named = claims.get("casting_modes", ())
     if found.implementation.fixed_mode is None and len(named) == 1:
         found.implementation = found.implementation.with_mode(named[0])
     if found.implementation.fixed_mode is not None:
         return
     trial = found.implementation.with_mode(BASE.casting_mode)
+    modes = named or tuple(map(str, CastingMode))
+    wrong: Counter[str] = Counter()
+    elements = 0
     for dtype in ("bfloat16", "float16"):
-        case = replace(BASE, dtype=dtype)
+        counts = _contradictions(found, trial, dtype) if dtype in found.profile.dtypes else {}
+        wrong.update(counts)
+        elements += math.prod(BASE.shape) * bool(counts)
+    # In float32 and float64 all modes are the same.
+    best = min(modes, key=lambda mode: (wrong[mode], mode != BASE.casting_mode))
+    found.implementation = trial.with_mode(best)
+    found.mode = _how_sure(best, wrong, elements)
+
+
+def _contradictions(found: Probe, trial: Implementation, dtype: str) -> dict[str, int]:
+    """By mode, how many elements of Y on a plain cell it does not explain: with a weight, else without."""
+    for weight in ("same", "none"):
+        case = replace(BASE, dtype=dtype, weight=weight)
         inputs = make_inputs(case)
         outputs = trial.run(case, inputs)
         if outputs.died is not None:
-            found.notes["casting_modes"] = f"the probe for its mode {outputs.died}: name one"
-            return
-        if outputs.y is None:
-            continue
-        mode = computed_mode(case, inputs, outputs.y)
-        if mode is None:
-            found.notes["casting_modes"] = f"no mode's rounding points explain its {dtype} Y: name one"
-        else:
-            found.implementation = found.implementation.with_mode(mode)
-        return
-    # In float32 and float64 all modes are the same.
-    if any(_refusal(trial, replace(BASE, dtype=dtype)) is None for dtype in ("float32", "float64")):
-        found.implementation = trial
+            found.notes[f"dtypes {dtype}"] = f"the probe for its mode {outputs.died}"
+            return {}
+        if outputs.y is not None:
+            return contradictions(case, inputs, outputs.y, found.profile.arithmetic)
+    return {}
+
+
+def _how_sure(best: str, wrong: Mapping[str, int], elements: int) -> str:
+    """The mode that was found, in words."""
+    if not elements:
+        return f"{best}: no 16-bit Y tells the modes apart"
+    if wrong[best] == 0:
+        others = min(wrong.get(mode, 0) for mode in map(str, CastingMode) if mode != best)
+        sure = f"at least {others} contradict any other mode" if others else "other modes do too"
+        return f"{best}: its rounding points explain all of {elements} 16-bit elements, {sure}"
+    return f"nearest to {best}, which does not explain {wrong[best]} of {elements} 16-bit elements"
+
+
+def _inexpressible(implementation: Implementation, case: Case) -> str | None:
+    """What the candidate's signature lacks for a cell."""
+    reason = implementation.run(case, make_inputs(case)).unsupported
+    return reason if reason in SIGNATURE else None
 
 
 def _refusal(implementation: Implementation, case: Case) -> str | None:

@@ -41,7 +41,7 @@ class Isolated:
     """An `Implementation` whose runs happen in a child process; close it, or use it as a context.
 
     Args:
-        target, device, fixed_mode: as for `implementation.load`.
+        target, device, fixed_mode, array_library: as for `loading.load`.
         time_limit: seconds that one cell may take.
         paths: what the child puts in front of its `sys.path`.
 
@@ -56,14 +56,16 @@ class Isolated:
         fixed_mode: str | None = None,
         time_limit: float = TIME_LIMIT,
         paths: Sequence[str] = (),
+        array_library: str = "auto",
     ) -> None:
         self.name, self.fixed_mode, self.time_limit = target, fixed_mode, time_limit
-        self._child = _Child(target, device, [*paths, *sys.path])
+        self._child = _Child((target, device, array_library), paths)
         about = self._child.about
         self.device: str = about["device"]
         self.ignored: tuple[str, ...] = about["ignored"]
         self.takes_mode: bool = about["takes_mode"]
         self.interpreted: bool = about["interpreted"]
+        self.arrays: str = about["arrays"]
 
     def run(self, case: Case, inputs: Inputs) -> Outputs:
         answer = self._child.ask("run", self.fixed_mode, case, inputs, limit=self.time_limit)
@@ -79,6 +81,11 @@ class Isolated:
         limit = PROOF_LIMIT + len(shapes) * self.time_limit / 10
         answer = self._child.ask("prove", self.fixed_mode, case, shapes, limit=limit)
         return Proof(self.name, case.dtype, len(shapes), refusal=f"it {answer}") if isinstance(answer, str) else answer
+
+    def partly(self, case: Case, inputs: Inputs) -> dict[str, Outputs]:
+        limit = BEHAVIOUR_RUNS * self.time_limit
+        answer = self._child.ask("partly", self.fixed_mode, case, inputs, limit=limit)
+        return {"in part": Outputs(died=answer)} if isinstance(answer, str) else answer
 
     def with_mode(self, casting_mode: str) -> Self:
         """The same child, told that it computes this mode."""
@@ -100,9 +107,9 @@ class Isolated:
 class _Child:
     """The parent's end: starts the process, asks it, and starts another one where it is gone."""
 
-    def __init__(self, target: str, device: str, paths: list[str]) -> None:
-        self._order = target, device
-        self._paths = paths
+    def __init__(self, order: tuple[str, str, str], paths: Sequence[str]) -> None:
+        self._order = order  # target, device, array library
+        self._paths = list(paths)
         self._process: subprocess.Popen | None = None
         self.about = self._start()
 
@@ -128,9 +135,14 @@ class _Child:
         ours, theirs = socket.socketpair()
         with theirs:
             # A spawned interpreter, not a fork: nothing of the judge is in it, and Triton is imported after the choice.
-            code = "import sys; sys.path[:] = sys.argv[2:]; from references.candidates.process import serve; serve()"
+            # This package is found before the candidate's folders are searched, where another `references` may lie.
+            code = (
+                "import sys; fileno, n, *paths = sys.argv[1:]; sys.path[:] = paths[int(n):]; "
+                "from references.candidates.process import serve; sys.path[:] = paths; serve(int(fileno))"
+            )
+            paths = [str(len(self._paths)), *self._paths, *sys.path]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), *self._paths],
+                [sys.executable, "-c", code, str(theirs.fileno()), *paths],
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR,  # what a candidate prints is no part of the report
                 pass_fds=[theirs.fileno()],
@@ -168,11 +180,11 @@ class _Child:
         return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended its process with exit status {code}"
 
 
-def serve() -> None:
+def serve(fileno: int) -> None:
     """The child: answers until the parent hangs up, then ends at once, whatever the candidate has left running."""
     code: Any = 1
     try:
-        _serve()
+        _serve(Connection(fileno))
         code = 0
     except SystemExit as end:  # the candidate's
         code = end.code if isinstance(end.code, int) else end.code is not None
@@ -182,25 +194,26 @@ def serve() -> None:
     os._exit(code)
 
 
-def _serve() -> None:
-    connection = Connection(int(sys.argv[1]))
-    parent, target, device = connection.recv()
+def _serve(connection: Connection) -> None:
+    parent, target, device, array_library = connection.recv()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
         interpreted = all(map(importlib.util.find_spec, ("torch", "triton"))) and interpreter.install()
-        candidate = load(target, "cpu" if device == "auto" and interpreted else device)
+        device = "cpu" if device == "auto" and interpreted else device
+        candidate = load(target, device, array_library=array_library)
     except LoadError as error:
         connection.send((False, {"refused": str(error)}))
         return
     about = {"device": candidate.device, "ignored": candidate.ignored, "takes_mode": candidate.takes_mode}
-    connection.send((True, about | {"interpreted": interpreted}))
+    connection.send((True, about | {"interpreted": interpreted, "arrays": candidate.arrays}))
     while True:
         try:
             method, mode, case, inputs = connection.recv()
         except EOFError:
             return
         answer = getattr(candidate.with_mode(mode), method)(case, inputs)
-        connection.send((getattr(answer, "error", None) is None or _usable(candidate.device), answer))
+        failed = getattr(answer, "error", None) is not None
+        connection.send((not failed or _usable(candidate.device), answer))
 
 
 def _usable(device: str) -> bool:

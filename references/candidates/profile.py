@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import runpy
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from references.bounds.rounding import (
     tree_depth,
 )
 from references.cells.cell import LAYOUT_CODES, Case
-from references.cells.levels import RANKS, WEIGHTS
+from references.cells.levels import COLUMNS, COVERING_AXES, OFFSETS, RANKS, ROWS, W_LAYOUTS, WEIGHTS, draw
 from references.spec import DTYPES, CastingMode
 
 ORDERS: dict[str, Callable[[int], int]] = {"any": sequential_depth, "pairwise": pairwise_depth, "tree": tree_depth}
@@ -79,6 +79,50 @@ class Profile:
             ("columns", columns, columns <= (self.max_columns or math.inf) and columns % self.columns_multiple_of == 0),
         )
         return next((f"{name} {value} is not claimed" for name, value, claimed in checks if not claimed), None)
+
+    @property
+    def axes(self) -> dict[str, tuple]:
+        """The values of every axis that cells are drawn from."""
+        step = self.columns_multiple_of
+        most = self.max_columns or math.inf
+        columns = dict.fromkeys(math.ceil(n / step) * step for n in COLUMNS if math.ceil(n / step) * step <= most)
+        claimed: dict[str, tuple] = {
+            "casting_mode": self.casting_modes,
+            "offset": self.offsets or COVERING_AXES["offset"],
+            "dtype": self.dtypes,
+            "in_place": self.in_place,
+            "weight": tuple(w for w in COVERING_AXES["weight"] if w in self.weights) or self.weights,
+            "columns": tuple(columns) or (step,),
+            "rows": tuple(n for n in ROWS if n >= self.min_rows) or (self.min_rows,),
+            "rank": self.ranks,
+            "x_layout": self.layouts,
+            "dy_layout": self.layouts,
+            "w_layout": tuple(layout for layout in W_LAYOUTS if layout in self.layouts) or W_LAYOUTS[:1],
+        }
+        return COVERING_AXES | claimed
+
+    def cells(self, level: str) -> tuple[Case, ...]:
+        """The cells of a level that are claimed, and one for each value of an axis that is not: to be refused."""
+        claimed = draw(level, self.axes)
+        plain = min(claimed, key=lambda case: (case.n_rows < 2, not case.plain, math.prod(case.shape)))
+        others = (replace(plain, **change) for change in self._unclaimed_changes(plain))
+        return (*claimed, *(case for case in others if self.unclaimed(case) is not None))
+
+    def _unclaimed_changes(self, plain: Case) -> Iterator[dict[str, Any]]:
+        axes = self.axes
+        for name in ("casting_mode", "dtype", "weight", "in_place", "x_layout", "dy_layout"):
+            yield from ({name: value} for value in COVERING_AXES[name] if value not in axes[name])
+        if self.offsets is not None and plain.w_dtype is not None:
+            yield from ({"offset": value} for value in OFFSETS if value not in self.offsets)
+        columns = plain.shape[-1]
+        shapes = {1: (columns,), 2: (2, columns), 3: (2, 2, columns), 4: (1, 2, 2, columns)}
+        yield from ({"shape": shapes[rank]} for rank in RANKS if rank not in self.ranks)
+        if self.min_rows:
+            yield {"shape": (0, *plain.shape[1:])}
+        if self.columns_multiple_of > 1:
+            yield {"shape": (*plain.shape[:-1], columns + 1)}
+        if self.max_columns is not None:
+            yield {"shape": (*plain.shape[:-1], self.max_columns + self.columns_multiple_of)}
 
     def with_claims(self, claims: Mapping[str, Any]) -> Profile:
         """The profile with some fields replaced. Raises ProfileError for an unknown field or value."""

@@ -49,7 +49,7 @@ def program(candidate: Candidate) -> Program:
 
     return Program(
         candidate.name,
-        candidate.library,
+        candidate.arrays,
         forward,
         backward if isinstance(candidate, ForwardBackward) else None,
         takes_mode=candidate.takes_mode,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from references.arrays import numpy_dtype
-from references.spec import CastingMode
+from references.spec import FLOATS, CastingMode
 
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 LAYOUT_CODES = {
@@ -32,14 +32,18 @@ DATA = (
     "outlier_column",
     "constant_rows",
     "tiny",
+    "large",
     "huge",
     "zero_rows",
     "non_finite",
+    "overflowing",  # weights so large that some of Y lie beyond X's dtype
 )
 
 # Scale of the data kinds at the ends of the range: the squares stay inside the compute dtype. float16's leave
-# float16 itself, which is what casting mode "none" specifies there.
+# float16 itself, which is what casting mode "none" specifies there. The cubes of large ones stay inside too, those of
+# huge ones don't: autograd's RSTD³ vanishes.
 TINY = {"float16": 2.0**-10, "bfloat16": 1e-12, "float32": 1e-12, "float64": 1e-100}
+LARGE = {"float16": 2.0**10, "bfloat16": 1e12, "float32": 1e12, "float64": 1e100}
 HUGE = {"float16": 2.0**10, "bfloat16": 1e15, "float32": 1e15, "float64": 1e100}
 OUTLIER = 200.0  # one channel this much larger than the rest
 
@@ -92,6 +96,11 @@ class Case:
         return math.prod(self.shape[:-1])
 
     @property
+    def plain(self) -> bool:
+        """True for noise that lies contiguous in memory."""
+        return self.data == "normal" and {self.x_layout, self.dy_layout, self.w_layout} == {"contiguous"}
+
+    @property
     def structured(self) -> bool:
         """True where rounding errors repeat instead of averaging out: equal columns or equal rows."""
         return self.data == "constant_rows" or "expanded" in (self.x_layout, self.dy_layout)
@@ -119,8 +128,17 @@ def make_inputs(case: Case) -> Inputs:
         dy = _repeat_first_row(dy)
     w = None
     if case.w_dtype is not None:
-        w = rng.standard_normal(case.shape[-1]).astype(numpy_dtype(case.w_dtype))
+        w = rng.standard_normal(case.shape[-1])
+        if case.data == "overflowing":
+            w = _overflowing(w, min(FLOATS[case.dtype].max, FLOATS[case.w_dtype].max))
+        w = w.astype(numpy_dtype(case.w_dtype))
     return Inputs(x.astype(numpy_dtype(case.dtype)), w, dy.astype(numpy_dtype(case.dtype)))
+
+
+def in_float32(inputs: Inputs) -> Inputs:
+    """The same values rounded to float32, W where it is wider than that."""
+    w = inputs.w.astype(np.float32) if inputs.w is not None and inputs.w.dtype == np.float64 else inputs.w
+    return Inputs(inputs.x.astype(np.float32), w, inputs.dy.astype(np.float32))
 
 
 def _x_values(case: Case, rng: np.random.Generator) -> np.ndarray:
@@ -135,6 +153,8 @@ def _x_values(case: Case, rng: np.random.Generator) -> np.ndarray:
         )
     elif case.data == "tiny":
         rows *= TINY[case.dtype]
+    elif case.data == "large":
+        rows *= LARGE[case.dtype]
     elif case.data == "huge":
         rows *= HUGE[case.dtype]
     elif case.data == "zero_rows":
@@ -143,6 +163,11 @@ def _x_values(case: Case, rng: np.random.Generator) -> np.ndarray:
         for row, value in zip(range(case.n_rows), (np.inf, np.nan, -np.inf), strict=False):
             rows[row, case.shape[-1] // 2] = value
     return rows.reshape(case.shape)
+
+
+def _overflowing(w: np.ndarray, largest: float) -> np.ndarray:
+    """Of every four weights one is half of the largest number: x̂ of 2 and more overflow."""
+    return np.where(np.arange(len(w)) % 4 == 0, np.copysign(largest / 2, w), w)
 
 
 def _repeat_first_row(values: np.ndarray) -> np.ndarray:

@@ -6,8 +6,9 @@ holds, so nothing is written but what the specification permits, and results fol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from references.candidates.loading import Implementation, Outputs
 from references.candidates.memory import Contract
 from references.candidates.profile import Profile
 from references.candidates.repetition import Behaviour
-from references.cells.cell import Case, Inputs, make_inputs
+from references.cells.cell import Case, Inputs, in_float32, make_inputs
+from references.judge import habits
 from references.judge.comparison import Comparison, Finding, Measure
 
+MANY_ROWS = 64  # such a cell takes long to repeat in an interpreter
 TENSORS = ("y", "rstd", "dx", "dw")
 EVERYTHING = Profile()
 
@@ -38,6 +41,7 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
     measures: dict[str, Measure] = field(default_factory=dict)  # by tensor
     computes: str | None = None  # the other casting mode that a wrong Y shows
+    habit: str | None = None  # what explains wrong gradients, where it is known
     behaviour: Behaviour | None = None  # where several runs were made
 
 
@@ -51,7 +55,8 @@ def check(
         case: the cell.
         profile: what the candidate claims. A cell that it does not claim has to be refused with an error; it counts
             as unsupported, and fails where a wrong result comes instead.
-        repeat: run the cell five times, to see whether bits repeat and results follow the inputs.
+        repeat: run the cell nine times more, to see whether bits repeat, results follow the inputs, and nothing changes
+            where a gradient is not needed or another forward comes between.
     """
     inputs = make_inputs(case)
     outputs = implementation.run(case, inputs)
@@ -71,18 +76,25 @@ def check(
             verdict.measures[comparison.tensor] = measure
     if outputs.contract is not None:
         verdict.findings += _contract_findings(case, outputs.contract)
+    if any(f.check in NUMBERS for f in verdict.findings) and _in_float32(case, inputs, outputs, profile):
+        verdict.findings = _as_precision(verdict.findings)
     if unclaimed is not None:
         return _unrefused(verdict, unclaimed)
+    if any(f.tensor in ("dx", "dw") for f in verdict.findings):
+        verdict.habit = habits.habit(case, inputs, outputs)
     if outputs.y is not None and any((f.check, f.tensor) in WRONG_Y for f in verdict.findings):
         shown = modes.computed_mode(case, inputs, outputs.y, profile.arithmetic)
         verdict.computes = shown if shown != case.casting_mode else None
     if repeat and case.n_rows and outputs.contract is not None:
         verdict.behaviour = implementation.behaviour(case, inputs)
         verdict.findings += _behaviour_findings(profile, verdict.behaviour)
+        verdict.findings += _partly_findings(case, inputs, implementation.partly(case, inputs), profile)
     verdict.status = "fail" if verdict.findings else "pass"
     return verdict
 
 
+PRECISION = "computes float64 in float32"
+NUMBERS = {"value", "special"}
 WRONG_Y = {("value", "y"), ("rounding", "y"), ("exact", "y")}
 
 
@@ -91,30 +103,70 @@ def check_all(
     cases: Iterable[Case],
     on_verdict: Callable[[Verdict], object],
     profile: Profile = EVERYTHING,
+    *,
+    max_failures: int = 0,
+    others: Sequence[Implementation] = (),
 ) -> list[Verdict]:
     """Check cell after cell and tell `on_verdict` of each. Interrupted (Ctrl-C), it returns what there is.
 
     The plainest cell of each casting mode and dtype is run several times.
+
+    Args:
+        implementation, profile: as for `check`.
+        cases: the cells, in whose order the verdicts come.
+        on_verdict: told of each verdict.
+        max_failures: stop at so many failed cells; 0 never does.
+        others: the same candidate in further processes, which take cells too.
     """
     cases = list(cases)
     repeated = plainest(cases)
-    verdicts: list[Verdict] = []
+    verdicts: dict[int, Verdict] = {}
+    waiting = iter(enumerate(cases))
+    turn = threading.Lock()
+    broken: list[BaseException] = []
+    ended = threading.Event()
+
+    def work(candidate: Implementation) -> None:
+        while not ended.is_set():
+            with turn:
+                number, case = next(waiting, (None, None))
+            if number is None or case is None:
+                return
+            verdict = check(candidate, case, profile, repeat=case in repeated)
+            with turn:
+                verdicts[number] = verdict
+                on_verdict(verdict)
+                if max_failures and sum(v.status == "fail" for v in verdicts.values()) >= max_failures:
+                    ended.set()
+
+    def guarded(candidate: Implementation) -> None:
+        try:
+            work(candidate)
+        except BaseException as error:
+            broken.append(error)
+            ended.set()
+
+    helpers = [threading.Thread(target=guarded, args=(other,), daemon=True) for other in others]
+    for thread in helpers:
+        thread.start()
     try:
-        for case in cases:
-            verdicts.append(check(implementation, case, profile, repeat=case in repeated))
-            on_verdict(verdicts[-1])
+        work(implementation)
+        for thread in helpers:
+            thread.join()
     except KeyboardInterrupt:
-        pass
-    return verdicts
+        ended.set()
+    if broken:
+        raise broken[0]
+    return [verdicts[number] for number in sorted(verdicts)]
 
 
 def plainest(cases: Iterable[Case]) -> set[Case]:
     """The cell of each casting mode and dtype with the fewest unusual settings; one with rows."""
 
-    def unusual(case: Case) -> tuple[bool, bool, bool, int]:
+    def unusual(case: Case) -> tuple[bool, bool, bool, bool, int]:
         layouts = (case.x_layout, case.dy_layout, case.w_layout)
         others = sum(layout != "contiguous" for layout in layouts) + (case.weight != "same")
-        return case.n_rows < 2, case.data != "normal", case.offset != 0, others
+        return case.n_rows < 2, case.data != "normal", case.n_rows > MANY_ROWS, case.offset != 0, others
 
     found: dict[tuple[str, str], Case] = {}
     for case in sorted((case for case in cases if case.n_rows), key=unusual):
@@ -162,7 +214,7 @@ def _run_findings(case: Case, outputs: Outputs) -> Iterator[Finding]:
         return
     if outputs.y is None:
         yield Finding("run", "y", "nothing was returned")
-    elif outputs.y.shape == case.shape:  # no gradient can flow through another shape
+    elif outputs.y.shape == case.shape and not outputs.forward_only:  # no gradient can flow through another shape
         if outputs.dx is None:
             yield Finding("run", "dx", "no gradient was returned")
         if outputs.dw is None and case.w_dtype is not None:
@@ -171,10 +223,44 @@ def _run_findings(case: Case, outputs: Outputs) -> Iterator[Finding]:
             yield Finding("run", "dw", "a gradient was returned, but there is no weight")
 
 
+@np.errstate(all="ignore")
+def _in_float32(case: Case, inputs: Inputs, outputs: Outputs, profile: Profile) -> bool:
+    """Whether results of float64 X that are wrong are right for the same X in float32."""
+    if case.dtype != "float64" or outputs.y is None:
+        return False
+    single = replace(case, dtype="float32", weight="float32" if case.w_dtype == "float64" else case.weight)
+    narrowed = {name: getattr(outputs, name) for name in TENSORS}
+    rounded = {
+        name: value.astype(np.float32) if value is not None and value.dtype == np.float64 else value
+        for name, value in narrowed.items()
+    }
+    compared = compare(single, in_float32(inputs), Outputs(**rounded), profile.arithmetic)
+    return not any(comparison.findings() for comparison in compared)
+
+
+def _as_precision(findings: list[Finding]) -> list[Finding]:
+    """Wrong numbers told as what they are."""
+    first = next(finding for finding in findings if finding.check in NUMBERS)
+    told = Finding("precision", first.tensor, PRECISION)
+    return [told, *(finding for finding in findings if finding.check not in NUMBERS)]
+
+
+def _partly_findings(case: Case, inputs: Inputs, results: dict[str, Outputs], profile: Profile) -> Iterator[Finding]:
+    """What is right where everything is asked for has to be right where a part is."""
+    for way, outputs in results.items():
+        if outputs.error is not None or outputs.died is not None:
+            yield Finding("repeat", "y", f"{way} it {f'raised {outputs.error}' if outputs.error else outputs.died}")
+        for comparison in compare(case, inputs, outputs, profile.arithmetic):
+            for finding in comparison.findings()[:1]:
+                yield replace(finding, check="repeat", message=f"{way}: {finding.message}")
+
+
 def _unrefused(verdict: Verdict, unclaimed: str) -> Verdict:
     """What was not claimed and yet computed: right it is merely unsupported, wrong it should have been refused."""
     if not verdict.findings:
         verdict.status, verdict.reason = "unsupported", f"{unclaimed}; computed right all the same"
+    elif {finding.check for finding in verdict.findings} == {"precision"}:
+        verdict.status, verdict.reason, verdict.findings = "unsupported", f"{unclaimed}; computed in float32", []
     else:
         worst = verdict.findings[0]
         message = f"{unclaimed}, and no error says so: {worst}"

@@ -60,7 +60,7 @@ def outcome(proof: Proof) -> tuple[str, str, str]:
     if proof.differs is not None:
         return f"{proof.described}, but {proof.differs}", "", ""
     y = proof.described + (f", offset {proof.offset:g}" if proof.offset else "")
-    return y, *(_gradient(proof, name, label) for name, label in (("dx", "dX"), ("dw", "dW")))
+    return y, _gradient(proof, "dx", "dX"), _gradient(proof, "dw", "dW")
 
 
 def _gradient(proof: Proof, name: str, label: str) -> str:

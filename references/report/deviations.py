@@ -6,15 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from references.judge.diagnosis import COMPLAINTS, TITLES
 from references.judge.verdict import Verdict
-from references.report.summary import TITLES, number
+from references.report.summary import number
 from references.spec import DTYPES
-
-COMPLAINTS = {  # what a check found, said of a tensor
-    "value": "leaves its bound",
-    "rounding": "has bits that its mode's rounding points cannot give",
-    "special": "differs in NaN, infinity or the sign of zero",
-}
 
 
 @dataclass(frozen=True)

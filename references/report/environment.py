@@ -23,16 +23,20 @@ def environment(
     interpreted: bool,
     profile: Profile = EVERYTHING,
     notes: Mapping[str, str] = MappingProxyType({}),
+    mode: str | None = None,
 ) -> dict[str, Any]:
     """What the numbers depend on: implementation, claims, device, versions, command; no paths.
 
-    `notes` says by setting what a probe met.
+    `notes` says by setting what a probe met, `mode` which casting mode was found and how sure that is.
     """
     about = {
         "implementation": implementation.name,
         "ignored_arguments": list(implementation.ignored),
+        "takes_mode": implementation.takes_mode,
+        "arrays": implementation.arrays,
         "profile": profile.as_dict(),
         "probe": dict(notes),
+        "mode_found": mode,
     }
     return about | machine(implementation.device, interpreted)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from references.judge.comparison import Measure
+from references.judge.diagnosis import TITLES
 from references.judge.verdict import Verdict
-from references.report.summary import TITLES, repetition
+from references.report.summary import repetition
 
 
 def explain(verdict: Verdict) -> list[str]:
@@ -15,6 +16,8 @@ def explain(verdict: Verdict) -> list[str]:
     lines = [f"{verdict.case.id}: {verdict.status}{reason}"]
     if verdict.computes is not None:
         lines.append(f"its Y has the rounding of {verdict.computes}, claimed is {verdict.case.casting_mode}")
+    if verdict.habit is not None:
+        lines.append(verdict.habit)
     for tensor, measure in verdict.measures.items():
         lines += ["", *_tensor(tensor, measure)]
     if (repeated := repetition([verdict])) is not None:

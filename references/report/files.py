@@ -12,15 +12,35 @@ from typing import Any
 from references.candidates.repetition import Behaviour
 from references.cells.cell import Case
 from references.judge.comparison import Finding, Measure
+from references.judge.diagnosis import diagnose
 from references.judge.verdict import Verdict
+from references.report.summary import conclusion, exit_code, repro
 
-SCHEMA = 1
+SCHEMA = 2
 
 
-def as_json(verdicts: Sequence[Verdict], about: dict[str, Any], expected: int) -> dict[str, Any]:
-    """Everything, with one record a cell; infinities and NaN are strings, because JSON has none."""
+def as_json(
+    verdicts: Sequence[Verdict], about: dict[str, Any], expected: int, unjudged: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Everything, the diagnosis first, one record a cell; infinities and NaN are strings, because JSON has none."""
     document = {
         "schema": SCHEMA,
+        "verdict": conclusion(verdicts, expected, unjudged),
+        "status": exit_code(verdicts, unjudged),
+        "diagnosis": [
+            {
+                "tensors": found.tensors,
+                "what": found.what,
+                "where": found.where,
+                "how": found.how,
+                "cells": len(found.cells),
+                "of": found.judged,
+                "case": found.case.id,
+                "text": str(found),
+                "command": repro(found.case, about),
+            }
+            for found in diagnose(verdicts)
+        ],
         "environment": about,
         "complete": len(verdicts) == expected,
         "cells": [_record(verdict) for verdict in verdicts],
@@ -39,6 +59,7 @@ def _record(verdict: Verdict) -> dict[str, Any]:
         "reason": verdict.reason,
         "seconds": verdict.seconds,
         "computes": verdict.computes,
+        "habit": verdict.habit,
         "behaviour": asdict(verdict.behaviour) if verdict.behaviour is not None else None,
         "measures": measures,
         "findings": [asdict(finding) | {"text": str(finding)} for finding in verdict.findings],
@@ -76,7 +97,15 @@ def _verdict(record: dict[str, Any]) -> Verdict:
     measures = {tensor: _measure(measure) for tensor, measure in record["measures"].items()}
     behaviour = record["behaviour"] and _restored(Behaviour, record["behaviour"])
     return Verdict(
-        case, record["status"], record["reason"], record["seconds"], findings, measures, record["computes"], behaviour
+        case,
+        record["status"],
+        record["reason"],
+        record["seconds"],
+        findings,
+        measures,
+        record["computes"],
+        record["habit"],
+        behaviour,
     )
 
 

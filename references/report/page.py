@@ -1,4 +1,4 @@
-"""Verdicts as one self-contained HTML page: outcome, matrix, tightness, failures, plots, every cell, environment."""
+"""Verdicts as one self-contained HTML page: outcome, what is wrong, matrix, plots, every cell, environment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from references.cells.cell import LAYOUT_CODES, VARIANTS, Case
+from references.judge.diagnosis import TITLES, diagnose
 from references.judge.verdict import TENSORS, Verdict
 from references.report import plots
 from references.report.deviations import deviations, in_words
 from references.report.summary import (
     LOOSE,
-    TITLES,
     Worst,
     conclusion,
     exit_code,
@@ -31,8 +31,8 @@ from references.report.summary import (
 
 LEGEND = (
     "Each field: the largest error divided by its derived tolerance (over 1 deviates) and, beneath, the share of "
-    "elements with the very bits of the NumPy reference. Blue is at most half of the tolerance, yellow within it, "
-    "orange and ✗ beyond."
+    "elements with the very bits of the NumPy reference. Blue is within the tolerance, where right 16-bit results "
+    "reach 0.98; orange and ✗ is beyond."
 )
 PICTURES = (
     ("Error / tolerance against columns", plots.ratios, 4.0, "Above the line is a failure."),
@@ -55,13 +55,20 @@ PICTURES = (
 Mutants = Sequence[dict[str, Any]]
 
 
-def page(verdicts: Sequence[Verdict], about: dict[str, Any], expected: int, mutants: Mutants | None = None) -> str:
+def page(
+    verdicts: Sequence[Verdict],
+    about: dict[str, Any],
+    expected: int,
+    mutants: Mutants | None = None,
+    unjudged: Sequence[str] = (),
+) -> str:
     """The whole report; it loads nothing from elsewhere.
 
     Args:
         verdicts: what was judged, perhaps not all of the cells.
         about: `report.environment.environment`.
         expected: the number of cells that were asked for.
+        unjudged: what is claimed and of which no cell was judged.
         mutants: what `python -m tests.mutation --json` wrote.
     """
     name = escape(about["implementation"])
@@ -72,11 +79,9 @@ def page(verdicts: Sequence[Verdict], about: dict[str, Any], expected: int, muta
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<style>{_asset('page.css')}</style></head><body>",
             f"<h1>{name}</h1>",
-            *_outcome(verdicts, expected),
-            "<h2>Matrix</h2>",
-            _matrix(verdicts),
-            f"<p>{LEGEND}</p>",
-            *_failures(verdicts, about),
+            *_outcome(verdicts, expected, about, unjudged),
+            *_around_the_matrix(verdicts),
+            *_findings(verdicts, about),
             *_tightness(verdicts),
             *_plots(verdicts),
             *(_mutation(mutants) if mutants is not None else ()),
@@ -113,36 +118,41 @@ def _table(head: Sequence[str], rows: Sequence[str], attributes: str = "") -> st
     )
 
 
-def _outcome(verdicts: Sequence[Verdict], expected: int) -> Iterator[str]:
-    status = ("pass", "fail", "", "none")[exit_code(verdicts)]
-    words = {
-        "pass": "Conforms: every result lies within its derived bound and has its casting mode’s rounding points.",
-        "fail": "Deviates.",
-        "none": "Nothing could be judged.",
-    }[status]
-    yield f'<p class="verdict {status}"><strong>{words}</strong> {escape(conclusion(verdicts, expected))}.</p>'
-    if status == "fail":
-        told = [*_modes(verdicts), *(sentence for sentence, _ in in_words(deviations(verdicts)))]
-        yield f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in told)}</ul>"
+def _outcome(
+    verdicts: Sequence[Verdict], expected: int, about: dict[str, Any], unjudged: Sequence[str]
+) -> Iterator[str]:
+    """The verdict in words; then each fault once, with the command that shows its simplest cell."""
+    status = {0: "pass", 1: "fail"}.get(exit_code(verdicts, unjudged), "none")
+    words = conclusion(verdicts, expected, unjudged)
+    yield f'<p class="verdict {status}"><strong>{escape(words[0].upper() + words[1:])}.</strong></p>'
+    if about.get("mode_found"):
+        yield f"<p>Casting mode {escape(about['mode_found'])}.</p>"
+    faults = diagnose(verdicts)
+    if faults:
+        told = (f"<li>{escape(str(one))}<pre>{escape(repro(one.case, about))}</pre></li>" for one in faults)
+        yield f"<ul>{''.join(told)}</ul>"
 
 
-def _modes(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Where Y has the rounding points of another mode."""
-    found = Counter((str(v.case.casting_mode), v.computes) for v in verdicts if v.computes is not None)
-    for (claimed, computes), count in found.items():
-        yield f"Y has {computes} rounding where {claimed} was claimed, in {count} cells"
+def _around_the_matrix(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """What was not supported stands first where it is most of the cells."""
+    reasons = Counter(str(verdict.reason) for verdict in verdicts if verdict.status == "unsupported")
+    judged = [verdict for verdict in verdicts if verdict.status != "unsupported"]
+    items = (f"<li>{escape(reason)}: {count} cells</li>" for reason, count in reasons.most_common())
+    unsupported = f"<h2>Not supported</h2><ul>{''.join(items)}</ul>" if reasons else ""
+    matrix = f"<h2>Matrix</h2>{_matrix(judged)}<p>{LEGEND}</p>" if judged else ""
+    yield from (unsupported, matrix) if reasons.total() > len(judged) else (matrix, unsupported)
 
 
 def _matrix(verdicts: Sequence[Verdict]) -> str:
+    """Modes and dtypes that were judged; the counts stand where a phone shows them."""
+    exposed = [tensor for tensor in TENSORS if any(tensor in verdict.measures for verdict in verdicts)]
     rows = []
     for row in summarize(verdicts):
-        count = str(row.cells)
-        count += f"<small>{row.failed} deviate</small>" if row.failed else ""
-        count += f"<small>{row.unsupported} unsupported</small>" if row.unsupported else ""
-        fields = [f"<td>{value}</td>" for value in (row.casting_mode, row.dtype)]
-        fields += [_field(row.worst.get(tensor)) for tensor in TENSORS]
-        rows.append(f"<tr>{''.join(fields)}<td>{count}</td></tr>")
-    return _table(("mode", "dtype", *TITLES.values(), "cells"), rows, ' id="matrix"')
+        count = str(row.cells) + (f"<small>{row.failed} deviate</small>" if row.failed else "")
+        fields = [f"<td>{value}</td>" for value in (row.casting_mode, row.dtype, count)]
+        fields += [_field(row.worst.get(tensor)) for tensor in exposed]
+        rows.append(f"<tr>{''.join(fields)}</tr>")
+    return _table(("mode", "dtype", "cells", *(TITLES[tensor] for tensor in exposed)), rows, ' id="matrix"')
 
 
 def _field(worst: Worst | None) -> str:
@@ -153,46 +163,42 @@ def _field(worst: Worst | None) -> str:
     return f'<td class="{severity(worst)}">{number(worst.ratio)}{sign}{rate}</td>'
 
 
-def _failures(verdicts: Sequence[Verdict], about: dict[str, Any]) -> Iterator[str]:
-    """Each kind with its worst element and a command that shows it again, then why cells are not supported."""
+def _findings(verdicts: Sequence[Verdict], about: dict[str, Any]) -> Iterator[str]:
+    """What the faults come from: each kind of finding with its worst element, folded."""
     found = in_words(deviations(verdicts))
-    if found:
-        yield "<h2>Failures</h2><ol>"
-        by_id = {verdict.case.id: verdict for verdict in verdicts}
-        for sentence, worst in found:
-            verdict = by_id[worst.case]
-            finding = next(f for f in verdict.findings if (f.tensor, f.message) == (worst.tensor, worst.message))
-            command = repro(verdict.case, about)
-            yield f"<li>{escape(sentence)}<br>{escape(str(finding))}<pre>{escape(command)}</pre></li>"
-        yield "</ol>"
-    reasons = Counter(verdict.reason for verdict in verdicts if verdict.status == "unsupported")
-    if reasons:
-        items = (f"<li>{escape(str(reason))}: {count} cells</li>" for reason, count in reasons.most_common())
-        yield f"<h2>Not supported</h2><ul>{''.join(items)}</ul>"
+    if not found:
+        return
+    yield f"<details><summary>Every kind of finding ({len(found)})</summary><ol>"
+    by_id = {verdict.case.id: verdict for verdict in verdicts}
+    for sentence, worst in found:
+        verdict = by_id[worst.case]
+        finding = next(f for f in verdict.findings if (f.tensor, f.message) == (worst.tensor, worst.message))
+        command = repro(verdict.case, about)
+        yield f"<li>{escape(sentence)}<br>{escape(str(finding))}<pre>{escape(command)}</pre></li>"
+    yield "</ol></details>"
 
 
 def _tightness(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    yield "<h2>Tightness</h2>"
+    """Where the cells hardly test a tensor; nothing where they test all."""
     loose = [
         f"{row.casting_mode}, {row.dtype}, {TITLES[tensor]}: {text(worst)}"
         for row in summarize(verdicts)
         for tensor, worst in row.worst.items()
         if worst.ratio < LOOSE
     ]
-    if not loose:
-        yield f"<p>Every tensor uses at least {LOOSE} of its bound somewhere.</p>"
-        return
-    items = "".join(f"<li>{line}</li>" for line in loose)
-    yield f"<p>Below {LOOSE} of the bound in all of their cells, so that an error would show late:</p><ul>{items}</ul>"
+    if loose:
+        items = "".join(f"<li>{line}</li>" for line in loose)
+        yield f"<h2>Tightness</h2><p>Below {LOOSE} of the bound in all of their cells: an error would show late.</p>"
+        yield f"<ul>{items}</ul>"
 
 
 def _plots(verdicts: Sequence[Verdict]) -> Iterator[str]:
     if importlib.util.find_spec("matplotlib") is None:
         yield "<p>Plots need matplotlib.</p>"
         return
-    if not any(verdict.measures for verdict in verdicts):
-        return
     for title, draw, height, note in PICTURES:
+        if not plots.SHOWS[draw](verdicts):
+            continue
         picture = plots.svg(draw, verdicts, height)
         yield f'<h2>{title}</h2><div class="wide plot">{picture}</div>' + (f"<p>{note}</p>" if note else "")
 
@@ -215,8 +221,11 @@ def _mutation(mutants: Mutants) -> Iterator[str]:
 
 
 def _cells(verdicts: Sequence[Verdict]) -> str:
+    """Failures first."""
+    order = {"fail": 0, "pass": 1, "unsupported": 2}
+    rows = [_cell(verdict) for verdict in sorted(verdicts, key=lambda verdict: order[verdict.status])]
     head = ("status", "mode", "dtype", "offset", "weight", "shape", "data", "layouts", "eps", "variant", "in place")
-    return _table((*head, *TITLES.values()), [_cell(verdict) for verdict in verdicts], ' id="cells"')
+    return _table((*head, *TITLES.values()), rows, ' id="cells"')
 
 
 def _cell(verdict: Verdict) -> str:

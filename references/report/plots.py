@@ -139,3 +139,15 @@ def _logarithmic(panel: Axes) -> None:
 def _modes(verdicts: Sequence[Verdict]) -> list[str]:
     """Those of which anything was measured."""
     return [str(mode) for mode in CastingMode if any(v.case.casting_mode == mode and v.measures for v in verdicts)]
+
+
+def _has(tensor: str, dtypes: Sequence[str] = DTYPES) -> Callable[[Sequence[Verdict]], bool]:
+    return lambda verdicts: any(tensor in v.measures and v.case.dtype in dtypes for v in verdicts)
+
+
+SHOWS: dict[Draw, Callable[[Sequence[Verdict]], bool]] = {  # whether there is anything to see
+    ratios: lambda verdicts: len({v.case.shape[-1] for v in verdicts if v.measures}) > 1,
+    errors: lambda verdicts: any(v.case.data == "normal" and v.case.n_rows and v.measures for v in verdicts),
+    exact_rates: _has("y", ("float16", "bfloat16")),
+    cancellation: _has("dx"),
+}

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from references.judge.diagnosis import TITLES
 from references.judge.verdict import TENSORS, Verdict
-from references.report.summary import LOOSE, TITLES, Worst, summarize, text
+from references.report.summary import LOOSE, Worst, summarize, text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,6 +40,7 @@ class Comparison:
     tensors: list[Change]
     cells: list[Change]
     common: int
+    judged: int  # of them in both results
     only_before: int
     only_after: int
 
@@ -71,7 +73,8 @@ def compare(before: Sequence[Verdict], after: Sequence[Verdict], factor: float) 
         step = ORDER[second.status] - ORDER[first.status]
         if step:
             cells.append(Change((first.case.id,), first.status, second.status, better=step < 0, worse=step > 0))
-    return Comparison(tensors, cells, len(pairs), len(by_id[0]) - len(pairs), len(by_id[1]) - len(pairs))
+    judged = sum("unsupported" not in (first.status, second.status) for first, second in pairs)
+    return Comparison(tensors, cells, len(pairs), judged, len(by_id[0]) - len(pairs), len(by_id[1]) - len(pairs))
 
 
 def table(comparison: Comparison, names: tuple[str, str]) -> Table:

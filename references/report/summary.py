@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from references.candidates.profile import Profile
 from references.cells.cell import Case
+from references.judge.diagnosis import TITLES
 from references.judge.verdict import TENSORS, Verdict
 from references.spec import DTYPES, CastingMode
 
-TITLES = {"y": "Y", "rstd": "RSTD", "dx": "dX", "dw": "dW"}
 LOOSE = 0.05  # of its bound: a tensor that stays below hardly tests it
 
 
@@ -67,24 +68,60 @@ def summarize(verdicts: Iterable[Verdict]) -> list[Row]:
     return rows
 
 
-def exit_code(verdicts: Sequence[Verdict]) -> int:
-    """0: conforms; 1: deviates somewhere; 3: no cell could be run."""
+def exit_code(verdicts: Sequence[Verdict], unjudged: Sequence[str] = ()) -> int:
+    """0: conforms; 1: deviates somewhere; 3: no cell could be run, or none of something that is claimed."""
     statuses = {verdict.status for verdict in verdicts}
-    return 1 if "fail" in statuses else 0 if "pass" in statuses else 3
+    return 1 if "fail" in statuses else 0 if "pass" in statuses and not unjudged else 3
 
 
-def conclusion(verdicts: Sequence[Verdict], expected: int) -> str:
-    """How many cells there were and what became of them, in one line."""
+def unjudged(verdicts: Sequence[Verdict], cases: Iterable[Case], profile: Profile) -> list[str]:
+    """Dtypes, casting modes and gradients that are claimed in these cells and of which none was judged."""
+    asked = [case for case in cases if profile.unclaimed(case) is None]
+    judged = [v for v in verdicts if v.status != "unsupported"]
+    missing = [
+        *_missing((case.dtype for case in asked), (v.case.dtype for v in judged)),
+        *_missing((str(case.casting_mode) for case in asked), (str(v.case.casting_mode) for v in judged)),
+    ]
+    # Whoever computes one gradient claims the other; a cell that fails says itself what is missing.
+    measured = {tensor for v in judged for tensor in v.measures}
+    passed = judged and all(v.status == "pass" for v in judged)
+    if passed and "dx" in measured and "dw" not in measured and any(case.w_dtype for case in asked):
+        missing.append("dW")
+    return missing
+
+
+def _missing(asked: Iterable[str], judged: Iterable[str]) -> list[str]:
+    found = set(judged)
+    return [name for name in dict.fromkeys(asked) if name not in found]
+
+
+def conclusion(verdicts: Sequence[Verdict], expected: int, unjudged: Sequence[str] = ()) -> str:
+    """The verdict in words, with the numbers of cells, in one line."""
     count = {status: sum(v.status == status for v in verdicts) for status in ("pass", "fail", "unsupported")}
-    line = f"{count['pass']} of {expected} cells pass, {count['fail']} deviate, {count['unsupported']} unsupported"
-    return line + (f"; interrupted after {len(verdicts)}" if len(verdicts) < expected else "")
+    judged = count["pass"] + count["fail"]
+    if count["fail"]:
+        words = f"deviates: in {count['fail']} of {judged} cells"
+    elif not count["pass"]:
+        words = f"nothing judged: {_commonest_reason(verdicts)}"
+    elif unjudged:
+        words = f"not judged as a whole: {', '.join(unjudged)} claimed, but no cell of it could be judged"
+    else:
+        words = f"conforms: {judged} cells pass"
+    words += f"; {count['unsupported']} unsupported" if count["unsupported"] else ""
+    return words + (f"; ended after {len(verdicts)} of {expected}" if len(verdicts) < expected else "")
+
+
+def _commonest_reason(verdicts: Sequence[Verdict]) -> str:
+    reasons = Counter(str(v.reason) for v in verdicts)
+    return reasons.most_common(1)[0][0] if reasons else "no cell was run"
 
 
 def repro(case: Case, about: dict[str, Any]) -> str:
     """The command that runs one cell again and takes it apart."""
-    device = "" if about["device"] == "cpu" else " --device cuda"
-    target = f"{about['implementation']} --casting-mode {case.casting_mode}{device}"
-    return f"rmsnorm-verify explain {case.id} {target}"
+    options = "" if about.get("takes_mode") else f" --casting-mode {case.casting_mode}"
+    options += "" if about["device"] == "cpu" else " --device cuda"
+    options += f" --arrays {about['arrays']}" if about.get("arrays", "torch") != "torch" else ""
+    return f"rmsnorm-verify explain {case.id} {about['implementation']}{options}"
 
 
 def repetition(verdicts: Iterable[Verdict]) -> str | None:

@@ -16,7 +16,7 @@ WHERE = Path(references.__file__).parents[1]  # the checkout, or where the wheel
 PASSES = "gemma-off0-f32-wsame-inplace-2x4x41-normal-eps1e-06-xc-dyc-wc-auto-s0"
 FAILS = "gemma-off0-f16-wsame-inplace-2x4x41-normal-eps1e-06-xc-dyc-wc-auto-s0"
 ALSO_FAILS = "gemma-off0-f16-wsame-notinplace-2x4x41-normal-eps0.7-xc-dyc-wc-auto-s0"
-UNSUPPORTED = "llama-off0-f32-wsame-inplace-2x4x41-normal-eps1e-06-xc-dyc-wc-auto-s0"
+UNSUPPORTED = "llama-off0-f16-wsame-inplace-2x4x41-normal-eps1e-06-xc-dyc-wc-auto-s0"
 NORM = """
 from references import numpy_reference
 
@@ -61,7 +61,7 @@ def cells(*ids: str) -> list[str]:
 def test_cells_are_tests_among_the_authors_own(project: Path) -> None:
     done = run_pytest(project, *cells(PASSES, FAILS, UNSUPPORTED), "-rA", "--junitxml", "junit.xml")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "collected 217 items / 213 deselected / 4 selected" in done.stdout
+    assert "collected 75 items / 71 deselected / 4 selected" in done.stdout
     assert "rmsnorm: my_norm; claims: casting_modes gemma" in done.stdout
     assert f"PASSED rmsnorm::{PASSES}" in done.stdout and "PASSED test_own.py::test_own" in done.stdout
     assert f"FAILED rmsnorm::{FAILS}" in done.stdout
@@ -114,7 +114,20 @@ def test_known_failures_are_expected_and_stale_ones_fail(project: Path) -> None:
     assert "stale: the xfail file expects a failure (long fixed), the cell is: pass" in done.stdout
     assert "stale: the xfail file expects a failure (never ran), the cell is: unsupported" in done.stdout
     assert "stale: the xfail file names 'gemma-off9', which is no case; the nearest is 'gemma-" in done.stdout
-    assert "4 failed, 1 passed, 1 xfailed" in done.stdout.replace(", 212 deselected", "")
+    assert "4 failed, 1 passed, 1 xfailed" in done.stdout.replace(", 70 deselected", "")
+
+
+def test_the_options_of_check_are_taken(project: Path) -> None:
+    options = ["--rmsnorm-dtype", "float32", "--rmsnorm-seed", "7", "--rmsnorm-casting-mode", "gemma"]
+    done = run_pytest(project, *options, "--rmsnorm-arrays", "numpy", "--collect-only", "-q")
+    listed = [line for line in done.stdout.splitlines() if line.startswith("rmsnorm::")]
+    assert len(listed) == 18 and all("-f32-" in line and line.endswith("-s7") for line in listed)
+
+
+def test_a_run_that_judges_nothing_is_no_success(project: Path) -> None:
+    done = run_pytest(project, "--rmsnorm-profile", "p.toml", "--rmsnorm-case", UNSUPPORTED)
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
+    assert "rmsnorm: no cell of my_norm was judged" in done.stdout
 
 
 def test_xdist_runs_the_same_cells(project: Path) -> None:
@@ -131,6 +144,8 @@ def test_xdist_runs_the_same_cells(project: Path) -> None:
         (["--rmsnorm-profile", "bad.toml"], "my_norm", "dtypes cannot be 'float8'"),
         (["--rmsnorm-xfail", "bad.toml"], "my_norm", "bad.toml:1: dtypes"),
         (["--rmsnorm-xfail", "missing"], "my_norm", "cannot read missing"),
+        (["--rmsnorm-case", "gemma"], "my_norm", "no case 'gemma'; the nearest is"),
+        (["--rmsnorm-case", PASSES, "--rmsnorm-dtype", "float16"], "my_norm", "no cell is selected"),
     ],
 )
 def test_bad_usage_is_one_clear_line(project: Path, arguments: list[str], impl: str, says: str) -> None:

@@ -101,3 +101,64 @@ def test_the_probe_sees_a_refused_loop_bound(monkeypatch: pytest.MonkeyPatch) ->
     assert interpreter.refuses_loop_bounds()
     interpreter._take_loop_bounds()
     assert not interpreter.refuses_loop_bounds()
+
+
+@triton.jit
+def arithmetic_kernel(a_ptr, b_ptr, sums_ptr, products_ptr, ratios_ptr, others_ptr, larger_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    a, b = tl.load(a_ptr + offsets), tl.load(b_ptr + offsets)
+    tl.store(sums_ptr + offsets, a - b + a)
+    tl.store(products_ptr + offsets, a * b)
+    tl.store(ratios_ptr + offsets, (a / b).to(a_ptr.dtype.element_ty))
+    tl.store(others_ptr + offsets, tl.max(a * b, axis=0).to(tl.bfloat16) + tl.abs(-a))
+    tl.store(larger_ptr + offsets, tl.where(a > b, 3, 5).to(tl.bfloat16))
+
+
+def test_arithmetic_of_bfloat16_is_pytorchs() -> None:
+    torch.manual_seed(0)
+    a, b = (torch.randn(256).bfloat16() for _ in range(2))
+    got = [torch.empty(256, dtype=torch.bfloat16) for _ in range(5)]
+    arithmetic_kernel[(1,)](a, b, *got, BLOCK=256)
+    assert torch.equal(got[0], a - b + a)
+    assert torch.equal(got[1], a * b)
+    assert torch.equal(got[2], a / b)
+    assert torch.equal(got[3], (a * b).max() + a.abs())
+    assert torch.equal(got[4], torch.where(a > b, 3, 5).bfloat16())
+
+
+@triton.jit
+def dot_kernel(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
+    rows, columns = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    at = rows * N + columns
+    tl.store(out_ptr + at, tl.dot(tl.load(a_ptr + at), tl.load(b_ptr + at)))
+
+
+def test_a_dot_product_of_bfloat16() -> None:
+    torch.manual_seed(0)
+    a, b = (torch.randint(-4, 5, (16, 16)).bfloat16() for _ in range(2))
+    out = torch.empty(16, 16)
+    dot_kernel[(1,)](a, b, out, N=16)
+    assert torch.equal(out, a.float() @ b.float())
+
+
+@triton.jit
+def atomic_kernel(out_ptr, value_ptr):
+    tl.atomic_add(out_ptr, tl.load(value_ptr))
+
+
+def test_what_the_interpreter_cannot_do_is_said() -> None:
+    values = torch.ones(2, dtype=torch.bfloat16)
+    with pytest.raises(Exception, match="cannot add bfloat16 numbers atomically"):
+        atomic_kernel[(1,)](values, values[1:])
+
+
+def test_the_probe_sees_products_of_bit_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    assert not interpreter.multiplies_bit_patterns()
+    monkeypatch.setattr(
+        InterpreterBuilder,
+        "create_fmul",
+        lambda builder, a, b: InterpreterBuilder.binary_op(builder, a, b, np.multiply),
+    )
+    assert interpreter.multiplies_bit_patterns()

@@ -19,7 +19,7 @@ from references.candidates.loading import Implementation
 from references.candidates.probing import BASE, probe
 from references.candidates.profile import Profile, ProfileError, read
 from references.cells.cell import Case, make_inputs
-from references.cells.levels import MATRIX, OFFSETS, WEIGHTS
+from references.cells.levels import MATRIX, OFFSETS
 from references.judge.verdict import check
 from references.report import terminal
 from references.report.files import as_json
@@ -194,7 +194,7 @@ def test_who_accepts_everything_claims_everything(candidate: Callable[..., Imple
     ("refuses", "claims"),
     [
         (lambda x, w, about: x.dtype == np.float64, {"dtypes": DTYPES[:3]}),
-        (lambda x, w, about: w is None, {"weights": WEIGHTS[:2]}),
+        (lambda x, w, about: w is None, {"weights": ("same", "float32", "bfloat16", "float16")}),
         (lambda x, w, about: about["casting_mode"] == "none", {"casting_modes": ("llama", "gemma")}),
         (lambda x, w, about: about["offset"] == 0.5, {"offsets": OFFSETS[:2]}),
         (lambda x, w, about: w is not None and w.dtype != x.dtype, {"weights": ("same", "none")}),
@@ -230,7 +230,10 @@ def test_only_an_error_refuses(candidate: Callable[..., Implementation]) -> None
 
 def test_who_refuses_every_probe_claims_everything(candidate: Callable[..., Implementation]) -> None:
     found = probe(candidate(refusing(lambda x, w, about: True)))
-    assert found.profile == Profile() and list(found.notes.values()) == ["no probe ran, so every setting is claimed"]
+    assert found.profile == Profile()
+    assert list(found.notes.values()) == ["no probe ran, so every setting is claimed"] + 4 * [
+        "NotImplementedError: not here"
+    ]
 
 
 def test_a_named_claim_is_not_probed(candidate: Callable[..., Implementation]) -> None:
@@ -267,15 +270,18 @@ def test_without_16_bits_the_modes_are_one(candidate: Callable[..., Implementati
     assert found.profile.dtypes == ("float32", "float64")
 
 
-def test_a_mode_that_nothing_explains_has_to_be_named(candidate: Callable[..., Implementation]) -> None:
+def test_where_no_mode_explains_y_the_nearest_is_judged_and_fails(candidate: Callable[..., Implementation]) -> None:
     class Coarse(Modeless):
         def forward(self, x, w, *, eps, offset):
             y, rstd = Modeless.forward(self, x, w, eps=eps, offset=offset)
             return (y * 1.1).astype(y.dtype), rstd
 
     found = probe(candidate(Coarse()))
-    assert found.implementation.fixed_mode is None
-    assert "no mode's rounding points explain" in found.notes["casting_modes"]
+    assert found.mode is not None and re.match(r"nearest to \w+, which does not explain \d+ of 512", found.mode)
+    mode = found.implementation.fixed_mode
+    assert mode in set(CastingMode)
+    verdict = check(found.implementation, dataclasses.replace(CASE, casting_mode=mode), found.profile)
+    assert ("value", "y") in {(finding.check, finding.tensor) for finding in verdict.findings}
     found = probe(candidate(Coarse()), {"casting_modes": ["llama"]})
     assert found.implementation.fixed_mode == "llama"
     verdict = check(found.implementation, dataclasses.replace(CASE, casting_mode="llama"), found.profile)

@@ -15,6 +15,7 @@ from references.cells import cell, levels
 from references.cells.cell import Case, make_inputs
 from references.cells.levels import COVERING, LEVELS, MATRIX, SMOKE, compatible, find
 from references.cells.pairwise import covering_set
+from references.spec import DTYPES
 
 ALL = LEVELS["full"]
 PLAIN_EPS = {1e-6: "1e-6", 1e-5: "1e-5", 0.0: "0", 1e3: "1e3"}
@@ -88,9 +89,18 @@ def test_every_compatible_pair_is_covered() -> None:
                 assert ((first, u), (second, v)) in covered
 
 
+MANY_ROWS = {129, 40_001}
+
+
 def test_every_value_of_every_axis_is_compatible_with_something() -> None:
     for name, values in levels.COVERING_AXES.items():
-        assert set(values) == {choices(case)[name] for case in COVERING}
+        found = {choices(case)[name] for case in COVERING}
+        assert set(values) == (found - MANY_ROWS if name == "rows" else found)
+
+
+def test_every_dtype_has_many_rows() -> None:
+    for level, rows in (("smoke", 129), ("full", 40_001)):
+        assert {case.dtype for case in LEVELS[level] if case.n_rows == rows} == set(DTYPES)
 
 
 def test_covering_holds_no_incompatible_pair_but_the_one_written_by_hand() -> None:
@@ -114,6 +124,56 @@ def test_smoke_is_a_small_part_with_every_pair_of_the_matrix_axes() -> None:
     for first, second in itertools.combinations(levels.MATRIX_AXES, 2):
         for u, v in itertools.product(levels.MATRIX_AXES[first], levels.MATRIX_AXES[second]):
             assert ((first, u), (second, v)) in covered
+
+
+CLAIMS = {  # an ordinary function: one mode, no offset, no float64
+    "casting_mode": ("gemma",),
+    "offset": (0.0,),
+    "dtype": ("float16", "bfloat16", "float32"),
+    "weight": ("same", "float32"),
+}
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        CLAIMS,
+        CLAIMS | {"x_layout": ("contiguous",), "dy_layout": ("contiguous",), "w_layout": ("contiguous",)},
+        {"dtype": ("float32",), "weight": ("none",)},
+        {"rank": (2,), "columns": (64, 128, 4096), "rows": (1, 2, 16)},
+        {"rank": (1,), "casting_mode": ("llama",)},
+        {"columns": (8192,), "weight": ("bfloat16",)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("level", LEVELS)
+def test_cells_are_drawn_within_the_claims(level: str, claims: dict) -> None:
+    axes = levels.COVERING_AXES | claims
+    cases = levels.draw(level, axes)
+    assert len(set(cases)) == len(cases)
+    by_hand = set(levels.draw("full")[-1:])
+    for case in set(cases) - by_hand:
+        for name, value in choices(case).items():
+            assert value in axes[name] or name in ("columns", "rows", "eps"), (case.id, name)
+    covered = {pair for case in cases for pair in itertools.combinations(choices(case).items(), 2)}
+    covered |= {(b, a) for a, b in covered}
+    names = ["casting_mode", "dtype", "weight"] + ["x_layout", "dy_layout", "w_layout"] * (level != "matrix")
+    for first, second in itertools.combinations(names, 2):
+        for u, v in itertools.product(axes[first], axes[second]):
+            if level == "matrix" and {u, v} & set(axes["weight"]) - set(levels.WEIGHTS):
+                continue
+            possible = all(
+                any(compatible(choice, (other, value)) for value in values)
+                for choice in ((first, u), (second, v))
+                for other, values in axes.items()
+                if other != choice[0]
+            )
+            if possible and compatible((first, u), (second, v)):
+                assert ((first, u), (second, v)) in covered
+
+
+def test_smoke_is_about_a_hundred_cells_for_an_ordinary_function() -> None:
+    assert 90 <= len(levels.draw("smoke", levels.COVERING_AXES | CLAIMS)) <= 140
 
 
 def test_covering_set_of_a_small_example() -> None:

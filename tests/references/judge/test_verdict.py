@@ -247,7 +247,7 @@ STRIDED = dataclasses.replace(IN_PLACE, dy_layout="column_strided")
         (over_dy, STRIDED, "dx", "but dY is not dense"),
         (over_x, IN_PLACE, "x", "overwritten"),
         (over_rstd, IN_PLACE, "rstd", "overwritten"),
-        (over_padding, IN_PLACE, "dy", "outside the tensor"),
+        (over_padding, GEMMA, "dy", "outside the tensor"),
     ],
 )
 def test_what_may_be_written(

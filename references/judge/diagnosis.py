@@ -1,0 +1,266 @@
+"""One diagnosis of many failing cells: what is wrong, wherever which setting is met, and the simplest such cell.
+
+A vote: each setting that a cell may have (a dtype, a layout, from how many columns on, …) is asked how well it tells
+the failing cells from the passing ones. What one bug does to several tensors in many cells is told once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from references.cells.cell import Case
+from references.cells.levels import mean_square
+from references.judge.comparison import Finding
+from references.judge.verdict import PRECISION, Verdict
+
+SECOND = 0.1  # by so much a second setting must tell more than one alone
+FEW = 0.25  # of the cells with wrong numbers: other wrong numbers in so few are the same fault
+NEARLY = 0.5  # F₁ from which a setting is worth telling
+LARGE_EPS = 0.05  # of the mean square: smaller ones hardly show
+TITLES = {"y": "Y", "rstd": "RSTD", "dx": "dX", "dw": "dW"}
+COMPLAINTS = {  # what a check found, said of a tensor; others speak for themselves
+    "value": "leaves its bound",
+    "special": "differs in NaN, infinity or the sign of zero",
+    "rounding": "has bits that its mode's rounding points cannot give",
+    "exact": "has bits that its mode's rounding points cannot give",
+}
+ORDER = ("run", "dtype", "shape", "precision", "value", "special", "contract", "repeat", "refusal", "rounding", "exact")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One bug, as far as the cells tell bugs apart."""
+
+    kind: str  # "numbers", or the check that found it
+    tensors: tuple[str, ...]  # that show it
+    complaint: str  # "leaves its bound"
+    where: str  # "wherever X is float16"
+    setting: Callable[[Case], bool]  # whether a cell lies there
+    how: str | None  # where its elements lie, or what explains them
+    cells: frozenset[Case]  # that show it
+    judged: int
+    case: Case  # the simplest of them
+
+    @property
+    def what(self) -> str:
+        """Tensors and complaint."""
+        if self.kind == "precision":
+            return PRECISION
+        first, *others = (TITLES.get(tensor, tensor) for tensor in self.tensors)
+        also = f" (and {', '.join(others)})" if others else ""
+        return f"{first}{also} {self.complaint}"
+
+    def __str__(self) -> str:
+        cells = f"{len(self.cells)} of {self.judged} cells"
+        return f"{self.what} {self.where} ({cells})" + (f": {self.how}" if self.how else "")
+
+
+def diagnose(verdicts: Sequence[Verdict]) -> list[Diagnosis]:
+    """The bugs, the one that most cells show first; none where nothing deviates."""
+    judged = [v for v in verdicts if v.status in ("pass", "fail")]
+    symptoms: dict[tuple[str, str], list[tuple[Verdict, Finding]]] = {}
+    for verdict in judged:
+        for symptom, finding in _symptoms(verdict).items():
+            symptoms.setdefault(symptom, []).append((verdict, finding))
+    found: list[Diagnosis] = []
+    for group in sorted(symptoms.values(), key=len, reverse=True):
+        one = _diagnosis(group, judged)
+        cause = next((i for i, larger in enumerate(found) if _explains(larger, one)), None)
+        if cause is None:
+            found.append(one)
+        else:
+            tensors = tuple(dict.fromkeys((*found[cause].tensors, *one.tensors)))
+            cells = found[cause].cells | one.cells
+            found[cause] = replace(found[cause], tensors=tensors, cells=cells)
+    return sorted(found, key=lambda diagnosis: -len(diagnosis.cells))
+
+
+def _explains(larger: Diagnosis, smaller: Diagnosis) -> bool:
+    """Whether wrong numbers in few cells are what a fault does that is met in many: where all of them have its setting.
+
+    The same complaint in the same place is one fault in any case: dX and dW alike.
+    """
+    if (larger.complaint, larger.where) == (smaller.complaint, smaller.where):
+        return True
+    if larger.kind != "numbers" or smaller.kind not in ("numbers", "precision", "refusal"):
+        return False
+    share = len(smaller.cells) / len(larger.cells)
+    return share <= FEW or (share <= 0.5 and all(map(larger.setting, smaller.cells)))
+
+
+def _symptoms(verdict: Verdict) -> dict[tuple[str, str], Finding]:
+    """What is wrong with a cell, by kind and tensor, without what follows from another of its faults.
+
+    Numbers that are wrong in several ways are one fault; where Y's are wrong, so are the gradients'; where RSTD's are,
+    Y's too; and whatever is wrong the first time is wrong again when it is repeated.
+    """
+    found: dict[tuple[str, str], Finding] = {}
+    for finding in sorted(verdict.findings, key=lambda finding: ORDER.index(finding.check)):
+        found.setdefault((_kind(finding), finding.tensor), finding)
+    if any(kind == "run" for kind, _ in found):
+        return {symptom: finding for symptom, finding in found.items() if symptom[0] == "run"}
+    wrong = [tensor for tensor in ("rstd", "y") if ("numbers", tensor) in found]
+    if wrong:
+        cause = "y" if wrong == ["rstd", "y"] else wrong[0]
+        found = {s: finding for s, finding in found.items() if s[0] != "numbers" or s[1] == cause}
+    if len(found) > sum(kind == "repeat" for kind, _ in found):
+        found = {s: finding for s, finding in found.items() if s[0] != "repeat"}
+    if verdict.habit is not None:  # a fault of its own, and the same one in dX and dW
+        found = {s: finding for s, finding in found.items() if s not in (("numbers", "dx"), ("numbers", "dw"))} | {
+            (verdict.habit, "dx"): next(f for f in verdict.findings if f.tensor in ("dx", "dw"))
+        }
+    return found
+
+
+def _diagnosis(group: Sequence[tuple[Verdict, Finding]], judged: Sequence[Verdict]) -> Diagnosis:
+    """What is wrong in these cells. Those that fail otherwise say nothing of it and have no vote."""
+    cells = frozenset(verdict.case for verdict, _ in group)
+    tensor = group[0][1].tensor
+    kind = _kind(group[0][1])
+    asked = [v for v in judged if kind != "repeat" or v.behaviour is not None]
+    voters = [v.case for v in asked if v.case in cells or (v.case.n_rows and _shows(v, tensor))]
+    where, setting = _where(voters, cells)
+    # What is odd about the simplest cell is its shape; how a fault looks is seen better in a larger one.
+    _, finding = max(group, key=lambda item: (item[0].case.plain, min(math.prod(item[0].case.shape), 400)))
+    other = Counter(verdict.computes for verdict, _ in group if verdict.computes)
+    habits = Counter(verdict.habit for verdict, _ in group if verdict.habit)
+    how = finding.pattern if finding.check in COMPLAINTS else None
+    if habits and tensor in ("dx", "dw"):
+        how = habits.most_common(1)[0][0]
+    elif other and other.most_common(1)[0][1] > len(group) / 2:
+        how = f"it has the rounding points of {other.most_common(1)[0][0]}"
+    simplest = min((verdict.case for verdict, _ in group), key=_oddness)
+    return Diagnosis(kind, (tensor,), _complaint(group), where, setting, how, cells, len(asked), simplest)
+
+
+def _kind(finding: Finding) -> str:
+    return "numbers" if finding.check in COMPLAINTS else finding.check
+
+
+def _shows(verdict: Verdict, tensor: str) -> bool:
+    """Whether a cell passes, or fails in a way that leaves this tensor to be judged."""
+    return not any(f.check == "run" or f.tensor in (tensor, "y", "rstd") for f in verdict.findings)
+
+
+def _complaint(group: Sequence[tuple[Verdict, Finding]]) -> str:
+    """What is wrong, said of the tensor: values before bits, the commonest message of others."""
+    checks = {finding.check for _, finding in group}
+    for check, complaint in COMPLAINTS.items():
+        if check in checks:
+            return complaint
+    message = Counter(_one_line(finding.message) for _, finding in group).most_common(1)[0][0]
+    return f"is not computed ({message})" if "run" in checks else message
+
+
+def _one_line(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= 160 else f"{line[:157]}…"
+
+
+def _oddness(case: Case) -> tuple:
+    """Least for the simplest cell: plain noise without oddities, few rows, few columns."""
+    layouts = sum(layout != "contiguous" for layout in (case.x_layout, case.dy_layout, case.w_layout))
+    odd = layouts + (case.offset != 0) + (case.weight != "same") + (case.row_mode is not None) + (case.data != "normal")
+    return case.n_rows == 0, odd, case.n_rows, case.shape[-1], case.id
+
+
+Setting = tuple[str, Callable[[Case], bool]]  # words, and whether a cell has it
+
+
+def _where(cases: Sequence[Case], wrong: Set[Case]) -> tuple[str, Callable[[Case], bool]]:
+    """The setting, or the two, that tell the failing cells best from the others: in words, and as a test."""
+    if len(wrong) == len(cases):
+        return "everywhere", lambda case: True
+
+    def score(setting: Setting) -> float:  # F₁
+        covered = [case for case in cases if setting[1](case)]
+        return 2 * sum(case in wrong for case in covered) / (len(covered) + len(wrong))
+
+    settings = _settings(cases)
+    best = max(settings, key=score, default=("", lambda case: False))
+    pair = max((_both(best, other) for other in settings), key=score, default=best)
+    if score(pair) > score(best) + SECOND:
+        best = pair
+    if score(best) < NEARLY:
+        return "in some cells that no setting tells apart", lambda case: False
+    inside = [case in wrong for case in cases if best[1](case)]
+    outside = [case in wrong for case in cases if not best[1](case)]
+    if all(inside):
+        words = f"wherever {best[0]}" + ", and elsewhere too" * any(outside)
+    else:
+        words = f"{'mostly' if any(outside) else 'only'} where {best[0]}"
+    return words, best[1]
+
+
+def _both(one: Setting, other: Setting) -> Setting:
+    return f"{one[0]} and {other[0]}", lambda case: one[1](case) and other[1](case)
+
+
+def _settings(cases: Sequence[Case]) -> list[Setting]:
+    """Every setting that some cells have and others have not; what is usual comes last among equals."""
+    tests: list[Setting] = []
+
+    def one(words: str, test: Any) -> None:  # of a Case
+        tests.append((words, test))
+
+    for dtype in dict.fromkeys(case.dtype for case in cases):
+        one(f"X is {dtype}", lambda case, d=dtype: case.dtype == d)
+        one(f"X is not {dtype}", lambda case, d=dtype: case.dtype != d)
+    one("X has 16 bits", lambda case: case.dtype in ("float16", "bfloat16"))
+    for mode in dict.fromkeys(str(case.casting_mode) for case in cases):
+        one(f"the mode is {mode}", lambda case, m=mode: str(case.casting_mode) == m)
+        one(f"the mode is not {mode}", lambda case, m=mode: str(case.casting_mode) != m)
+    for dtype in dict.fromkeys(case.w_dtype for case in cases if case.w_dtype):
+        one(f"W is {dtype}", lambda case, d=dtype: case.w_dtype == d)
+    one("there is no weight", lambda case: case.w_dtype is None)
+    one("there is a weight", lambda case: case.w_dtype is not None)
+    one("W has another dtype than X", lambda case: case.w_dtype not in (None, case.dtype))
+    one("W has X's dtype", lambda case: case.w_dtype == case.dtype)
+    one("W has 16 bits", lambda case: case.w_dtype in ("float16", "bfloat16"))
+    one("the offset is not 0", lambda case: case.offset != 0 and case.w_dtype is not None)
+    for offset in dict.fromkeys(case.offset for case in cases):
+        one(f"the offset is {offset:g}", lambda case, o=offset: case.offset == o and case.w_dtype is not None)
+    one("in_place is on", lambda case: case.in_place)
+    one("in_place is off", lambda case: not case.in_place)
+    for rank in dict.fromkeys(len(case.shape) for case in cases):
+        one(f"X has {rank} dimension{'s' * (rank > 1)}", lambda case, r=rank: len(case.shape) == r)
+    one("X has more than two dimensions", lambda case: len(case.shape) > 2)
+    for tensor, name in (("X", "x_layout"), ("dY", "dy_layout"), ("W", "w_layout")):
+        one(f"{tensor} is not contiguous", lambda case, n=name: getattr(case, n) not in ("contiguous", "misaligned"))
+        for layout in dict.fromkeys(getattr(case, name) for case in cases):
+            words = f"{tensor} is {layout.replace('_', '-')}" if layout != "heads" else f"{tensor} is stored by heads"
+            one(words, lambda case, n=name, v=layout: getattr(case, n) == v)
+    for data in dict.fromkeys(case.data for case in cases):
+        one(f"the data is {data.replace('_', ' ')}", lambda case, d=data: case.data == d)
+    one("eps is as large as the mean square", lambda case: _share_of_eps(case) >= LARGE_EPS)
+    one("eps is 0", lambda case: case.eps == 0)
+    one("eps is larger than the mean square", lambda case: _share_of_eps(case) > 10)
+    widths = sorted({case.shape[-1] for case in cases})
+    for width in widths[1:]:
+        one(f"there are {width} columns or more", lambda case, n=width: case.shape[-1] >= n)
+        one(f"there are fewer than {width} columns", lambda case, n=width: case.shape[-1] < n)
+    for width in widths:
+        one(f"there are {width} columns", lambda case, n=width: case.shape[-1] == n)
+    one("the columns are no power of two", lambda case: case.shape[-1] & (case.shape[-1] - 1) != 0)
+    one("the columns are a power of two", lambda case: case.shape[-1] & (case.shape[-1] - 1) == 0)
+    one("the columns are 3 · 2^k", lambda case: case.shape[-1] % 3 == 0 and math.log2(case.shape[-1] / 3).is_integer())
+    one("the columns are odd", lambda case: case.shape[-1] % 2 == 1)
+    counts = sorted({case.n_rows for case in cases})
+    for count in counts[1:]:
+        one(f"there are {count} rows or more", lambda case, n=count: case.n_rows >= n)
+        one(f"there are fewer than {count} rows", lambda case, n=count: case.n_rows < n)
+    for count in counts:
+        words = "there is 1 row" if count == 1 else f"there are {count or 'no'} rows"
+        one(words, lambda case, n=count: case.n_rows == n)
+    for row_mode, words in ((True, "row_mode is True"), (False, "row_mode is False")):
+        one(words, lambda case, m=row_mode: case.row_mode is m)
+    return [(words, test) for words, test in tests if 0 < sum(map(test, cases)) < len(cases)]
+
+
+def _share_of_eps(case: Case) -> float:
+    """eps over the mean of x², roughly."""
+    return case.eps / max(mean_square(case.data, case.dtype, case.shape[-1]), 1e-300)
