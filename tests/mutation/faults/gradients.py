@@ -1,4 +1,4 @@
-"""Faults of the proof that dY is nobody else's (I), of derivatives (D), jagged tensors (N), the interpreter (T) and checks (E)."""
+"""Faults of the proof that dY is free (I), derivatives (D), jagged tensors (N), the interpreter (T), checks (E)."""
 
 from __future__ import annotations
 
