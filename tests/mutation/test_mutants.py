@@ -54,9 +54,10 @@ def test_automatic_mutants_fit_and_the_list_of_survivors_fits_them() -> None:
     assert automatic.complaints(mutants) == []
 
 
-def test_the_sample_is_always_the_same_and_has_every_operator_of_every_file() -> None:
-    sample, every = automatic.sample(ROOT), automatic.every_mutant(ROOT)
-    assert sample == automatic.sample(ROOT)
+@pytest.mark.parametrize("part", automatic.PARTS)
+def test_the_sample_is_always_the_same_and_has_every_operator_of_every_file(part: str) -> None:
+    sample, every = automatic.sample(ROOT, part), automatic.every_mutant(ROOT, part)
+    assert sample == automatic.sample(ROOT, part)
     assert len(sample) == pytest.approx(automatic.LIMIT, rel=0.05)
     assert {automatic._stratum(mutant) for mutant in sample} == {automatic._stratum(mutant) for mutant in every}
 

@@ -78,7 +78,7 @@ VALUES = (
         "if offset != 0.0:",
         "if offset > 0.0:",
         "eager ignores a negative offset",
-        f"{TORCH}/test_paths.py",
+        f"{TORCH}/test_paths.py -k offsets and function",
     ),
 )
 
@@ -156,7 +156,7 @@ PATHS = (
         "create_graph = torch.is_grad_enabled()",
         "create_graph = False",
         "no third derivative",
-        f"{TORCH}/test_paths.py",
+        f"{TORCH}/test_paths.py -k third",
     ),
     Mutant(
         "P63",
@@ -164,7 +164,7 @@ PATHS = (
         "        or torch._C._len_torch_dispatch_stack() > 0\n",
         "",
         "a dispatch mode sees no operator",
-        f"{TORCH}/test_paths.py",
+        f"{TORCH}/test_paths.py -k dispatch_mode",
     ),
     Mutant(
         "P67",
@@ -180,7 +180,7 @@ PATHS = (
         "return torch.where(smooth.isfinite(), value - zero, value)",
         "return value - zero",
         "under torch.func a row whose squares overflow is NaN",
-        f"{TORCH}/test_paths.py",
+        f"{TORCH}/test_paths.py -k overflow and v",
     ),
     Mutant(
         "P69",
@@ -188,7 +188,7 @@ PATHS = (
         "vjp(lambda x, w=None: rms_norm(x, w, eps, offset, casting_mode)",
         'vjp(lambda x, w=None: rms_norm(x, w, eps, offset, "gemma")',
         "vmap over a backward takes another casting mode",
-        f"{TORCH}/test_paths.py",
+        f"{TORCH}/test_paths.py -k every_path and vmap_over_backward",
     ),
     Mutant(
         "P74",
@@ -196,7 +196,7 @@ PATHS = (
         "dy_c * (w.to(c_dtype) + offset)",
         "dy_c * (w + offset)",
         "a second derivative adds the offset in W's dtype",
-        f"{TORCH}/test_paths.py",
+        f"{TORCH}/test_paths.py -k third_order",
     ),
     Mutant(
         "P81",

@@ -173,7 +173,7 @@ def test_a_split_pipeline_keeps_every_gradient() -> None:
 def test_a_traced_program_holds_no_operator_of_ours_and_trains() -> None:
     module, x = model(), torch.randn(3, H)
     traced = torch.jit.trace(module, (x,))
-    assert "rmsnorm" not in str(traced.inlined_graph)
+    assert "rmsnorm::" not in str(traced.inlined_graph)
     other = torch.randn(5, H)
     assert_close(traced(other), module(other))
     for one, wanted in zip(gradients(traced, x), gradients(module, x), strict=True):

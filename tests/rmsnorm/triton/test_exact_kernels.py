@@ -148,13 +148,13 @@ def tuned() -> set[tuple[str, Any]]:
         else:
             s = tiles.split_config(n_cols, itemsize, GPU)
             assert s is not None
-            structures.add(("split", (s.n_splits, s.n_chunks, s.reload_rows, s.reload_weight)))
+            structures.add(("split", (s.n_splits, s.reload_rows)))
     return structures
 
 
 @pytest.mark.parametrize(
     ("structure", "setting"),
-    list(zip(sorted(tuned()), itertools.cycle(SETTINGS), strict=False)),
+    list(zip(sorted(tuned(), key=str), itertools.cycle(SETTINGS), strict=False)),
     ids=lambda value: "-".join(str(value).replace("(", "").replace(")", "").replace("'", "").split(", ")),
 )
 def test_every_tuned_structure(structure: tuple[str, Any], setting: tuple[str, str]) -> None:
@@ -168,9 +168,9 @@ def test_every_tuned_structure(structure: tuple[str, Any], setting: tuple[str, s
         block_rows, n_chunks, num_stages, reload_weight = parts
         backward = BackwardConfig(block_rows, block_cols, 1, num_stages, 2, reload_weight)
     else:
-        n_splits, n_chunks_a_split, reload_rows, reload_weight = parts
-        block_cols, n_chunks = 2, n_splits * n_chunks_a_split
-        backward = SplitConfig(n_splits, n_chunks_a_split, block_cols, 1, 1, 2, reload_rows, reload_weight)
+        n_chunks, reload_rows = parts
+        block_cols = 2
+        backward = SplitConfig(n_chunks, block_cols, 1, 2, reload_rows)
     n_cols = n_chunks * block_cols - block_cols // 2 + 1  # the last chunk is not full
     if direction != "forward":
         forward = ForwardConfig(1, 1 << math.ceil(math.log2(n_cols)), 1, 1)

@@ -19,10 +19,10 @@ from tests.rmsnorm.triton.interleaving import interleaved  # noqa: E402
 
 N_ROWS, N_COLS = 4, 100
 CONFIGS = {
-    "two_groups": SplitConfig(2, 2, 32, 1, 1, 2, False, False),
-    "reload": SplitConfig(4, 1, 32, 1, 1, 2, True, True),
-    "one_group": SplitConfig(4, 1, 32, 1, 1, 1, True, False),
-    "row_a_group": SplitConfig(2, 1, 64, 1, 1, N_ROWS, False, True),
+    "two_groups": SplitConfig(2, 64, 1, 2, False),
+    "reload": SplitConfig(4, 32, 1, 2, True),
+    "one_group": SplitConfig(4, 32, 1, 1, True),
+    "row_a_group": SplitConfig(2, 64, 1, N_ROWS, False),
 }
 Results = tuple[torch.Tensor, torch.Tensor]
 

@@ -20,8 +20,8 @@ N_ROWS, N_COLS = 5, 100
 ABOUT: dict[str, Any] = {"offset": 0.5, "casting_mode": "llama"}
 TILES: dict[str, Any] = {
     "tiles": BackwardConfig(2, 128, 1, 1, 3, False),
-    "split": SplitConfig(2, 2, 32, 1, 1, 2, False, False),
-    "split_reload": SplitConfig(4, 1, 32, 1, 1, 2, True, True),
+    "split": SplitConfig(2, 64, 1, 2, False),
+    "split_reload": SplitConfig(4, 32, 1, 2, True),
 }
 
 
@@ -192,7 +192,7 @@ BACKWARD: dict[str, tuple[Any, ...]] = {
     "needs_dw": (True, False),
     "row_mode": FORWARD["row_mode"],
     "device": (torch.device("cpu"), torch.device("meta")),
-    "config": (None, BackwardConfig(1, 32, 1, 1, 2, False), SplitConfig(2, 1, 16, 1, 1, 2, True, True)),
+    "config": (None, BackwardConfig(1, 32, 1, 1, 2, False), SplitConfig(2, 16, 1, 2, True)),
 }
 WEIGHT: dict[str, tuple[Any, ...]] = {
     "n_partials": (3, 4, 300),

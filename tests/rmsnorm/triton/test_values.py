@@ -117,7 +117,7 @@ def test_every_row_has_a_program(n_rows: int, block_rows: int) -> None:
     )
     assert plan.n_programs == -(-n_rows // block_rows)
     assert plan.integers[-1] == n_rows
-    for config in (BackwardConfig(block_rows, 32, 1, 1, 7, False), SplitConfig(2, 1, 16, 1, 1, 7, False, False)):
+    for config in (BackwardConfig(block_rows, 32, 1, 1, 7, False), SplitConfig(2, 16, 1, 7, False)):
         back = plans.backward_plan.__wrapped__(
             shape, strides, strides, *about, 0.0, "llama", True, False, None, torch.device("cpu"), config
         )
