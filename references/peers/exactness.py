@@ -1,6 +1,6 @@
-"""What other people's norms compute exactly, forward and backward: the tables of docs/exact.md.
+"""What other people's norms compute exactly, forward and backward: the tables of docs/judge/exact.md.
 
-python -m references.peers.exactness docs/exact.md
+python -m references.peers.exactness docs/judge/exact.md
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 USE = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs/use").glob("*.md"))
 PAGES = ("README.md", *USE, "docs/judge/python.md")
 TWO_PROCESSES = "two processes: torchrun --nproc-per-node 2"
-ONNX = "onnxscript, onnxruntime"
+ONNX = "onnx, onnxscript"
 NEEDS = ("", "transformers", "two GPUs", ONNX, TWO_PROCESSES)
 
 pytestmark = pytest.mark.torch

@@ -54,6 +54,12 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert not {name for name in named if not any((root / name).exists() for root in (ROOT, ROOT / "tests"))}
 
 
+def test_pages_that_the_sources_name_exist() -> None:
+    for source in (path for package in ("rmsnorm", "references") for path in (ROOT / package).rglob("*.py")):
+        for name in re.findall(r"\bdocs/[\w/]+\.md", text_of(source)):
+            assert (ROOT / name).exists(), f"{source}: {name}"
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     reached, waiting = set(), [README]
     while waiting:
