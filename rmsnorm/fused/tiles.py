@@ -101,10 +101,9 @@ def next_power_of_two(n: int) -> int:
 def is_row_wise(direction: str, n_cols: int, itemsize: int, row_mode: bool | None) -> bool:
     """The variant: what row_mode says, or block-wise up to the columns to which tiles of several rows were faster.
 
-    The kernel profile asks for row-wise where n_rows < 4096 * 8, too. That is left on purpose, see
-    docs/maintain/tuning.md: the norms of queries and keys, 16384 × 128 bfloat16, took 11.3/9.3 µs forward/backward row
-    by row on an H200 and 3.4/7.9 in tiles, 32767 × 64 took 21.1/12.5 and 3.3/8.1, and a row's bits changed with the
-    number of rows beside it.
+    The kernel profile asks for row-wise where n_rows < 4096 * 8, too. Left on purpose (docs/maintain/tuning.md):
+    the norms of queries and keys, 16384 × 128 bfloat16, took 11.3/9.3 µs forward/backward row by row on an H200 and
+    3.4/7.9 in tiles, 32767 × 64 took 21.1/12.5 and 3.3/8.1, and a row's bits changed with the number of rows beside it.
     """
     if row_mode is not None:
         return row_mode

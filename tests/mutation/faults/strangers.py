@@ -214,6 +214,14 @@ PATHS = (
         "float32 norms that differ by 4,096 ulps are replaced",
         "tests/rmsnorm/models/test_convert.py",
     ),
+    Mutant(
+        "P84",
+        "rmsnorm/hub.py",
+        'self.variance_epsilon, 0.0, "llama")',
+        'self.variance_epsilon, 0.0, "gemma")',
+        "the hub's layer rounds as gemma",
+        "tests/rmsnorm/models/test_hub.py",
+    ),
 )
 
 JOINTS = (

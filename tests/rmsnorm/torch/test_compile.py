@@ -201,20 +201,31 @@ assert "rmsnorm" not in sys.modules
 """
 
 
+def packaged(module: nn.Module, inputs: list[torch.Tensor], tmp_path: Path) -> list[torch.Tensor]:
+    """What an AOTInductor package of the module gives in a process that does not import this package."""
+    rows = torch.export.Dim("rows", min=2, max=1024)
+    exported = torch.export.export(module, (inputs[0],), dynamic_shapes=({0: rows},))
+    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "module.pt2"))
+    torch.save(inputs, tmp_path / "inputs")
+    arguments = [package, str(tmp_path / "inputs"), str(tmp_path / "outputs")]
+    subprocess.run([sys.executable, "-c", LOADS_A_PACKAGE, *arguments], check=True, cwd=tmp_path, timeout=120)
+    return torch.load(tmp_path / "outputs")
+
+
 @pytest.mark.slow
 def test_aot_inductor_package(device: str, tmp_path: Path) -> None:
     block = Block().to(device).eval()
-    rows = torch.export.Dim("rows", min=2, max=1024)
-    x = torch.randn(4, 3, H, device=device)
-    exported = torch.export.export(block, (x,), dynamic_shapes={"x": {0: rows}})
-    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "block.pt2"))
     inputs = [torch.randn(n_rows, 3, H, device=device) for n_rows in (4, 9)]
-    if device == "cuda":  # the package holds the kernels: it runs in a process without this package
-        torch.save(inputs, tmp_path / "inputs")
-        arguments = [package, str(tmp_path / "inputs"), str(tmp_path / "outputs")]
-        subprocess.run([sys.executable, "-c", LOADS_A_PACKAGE, *arguments], check=True, cwd=tmp_path)
-        outputs = torch.load(tmp_path / "outputs")
-    else:
+    if device == "cuda":  # the package holds the kernels
+        try:
+            packaged(nn.RMSNorm(H, device=device), inputs, tmp_path)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f"AOTInductor loads no package of torch.nn.RMSNorm here either: {error}")
+        outputs = packaged(block, inputs, tmp_path)
+    else:  # on a CPU it holds the operators, which this package registers
+        rows = torch.export.Dim("rows", min=2, max=1024)
+        exported = torch.export.export(block, (inputs[0],), dynamic_shapes={"x": {0: rows}})
+        package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "block.pt2"))
         loaded = torch._inductor.aoti_load_package(package)
         outputs = [loaded(x) for x in inputs]
     assert_same_bits(outputs, [block(x) for x in inputs])
