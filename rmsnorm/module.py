@@ -98,7 +98,9 @@ class LigerRMSNorm(nn.Module):
         )
 
     def _check_columns(self, x: Any) -> None:
-        if isinstance(x, torch.Tensor) and x.dim() > 0 and x.shape[-1] != self.hidden_size:
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested:
+            return  # refused or taken apart where X is checked
+        if x.dim() > 0 and x.shape[-1] != self.hidden_size:
             raise ValueError(f"X must have hidden_size {self.hidden_size} columns, got shape {tuple(x.shape)}")
 
     def extra_repr(self) -> str:
