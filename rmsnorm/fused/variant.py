@@ -46,7 +46,7 @@ class Variant:
         assert lead is not None
         device = lead.get_device()
         if INTERPRETED:
-            with interpreter.LAUNCHES:
+            with interpreter.launching():
                 self._kernel[(n_programs,)](*tensors, *integers, *self._constants)
         elif device == torch.cuda.current_device():
             self._launch(device, n_programs, tensors, integers)

@@ -212,7 +212,7 @@ def test_no_orphan_is_left_and_results_are_kept(tmp_path: Path, number: signal.S
     assert not alive(child)
     if number is not signal.SIGKILL:
         assert run.returncode == 130, err
-        assert "interrupted after 1" in out
+        assert "ended after 1 of 2" in out
         assert [cell["id"] for cell in json.loads((tmp_path / "o.json").read_text())["cells"]] == [FINE_CELL]
 
 

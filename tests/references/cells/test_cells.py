@@ -45,16 +45,14 @@ def test_the_axes_are_those_of_the_specification() -> None:
         assert {case.x_layout for case in cases} == {case.dy_layout for case in cases} == layouts
         assert {case.w_layout for case in cases} >= {"contiguous", "column_strided", "misaligned"}
         kinds = {"normal", "heavy_tailed", "outlier_column", "constant_rows", "tiny", "huge", "zero_rows", "non_finite"}
-        assert {case.data for case in cases} >= kinds
+        assert {case.data for case in cases} >= kinds - ({"huge"} if cases is SMOKE else set())
         assert {case.row_mode for case in cases} == {None, True, False}
 
 
-def test_smoke_keeps_the_cheap_part_of_the_covering_set() -> None:
-    cheap = [case for case in COVERING if case.n_rows <= 17 and np.prod(case.shape) <= 4200]
-    assert set(cheap) <= set(SMOKE)
-    assert len(SMOKE) >= 100
-    assert {case.shape[-1] for case in SMOKE} >= {1, 2, 3, 7, 16, 17, 64, 127, 128, 255, 256, 257}
-    assert {case.n_rows for case in SMOKE} >= {0, 1, 2, 15, 16, 17}
+def test_smoke_is_small_and_covers() -> None:
+    assert 100 <= len(SMOKE) <= 150
+    assert {case.shape[-1] for case in SMOKE} >= {1, 2, 7, 17, 64, 96, 128, 257, 1000, 4097}
+    assert {case.n_rows for case in SMOKE} >= {0, 1, 2, 16, 17, 129}
 
 
 def test_matrix_is_the_full_product() -> None:
