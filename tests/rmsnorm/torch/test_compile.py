@@ -259,11 +259,11 @@ def trace(function, *tensors):
         assert "cuda" in str(error), error
 
 
-for n_cols in (128, 65536):
+for n_rows, n_cols in ((64, 128), (256, 128), (64, 65536)):
     for device in ("cuda", "cpu"):
         with FakeTensorMode(), torch.no_grad():
-            x = torch.empty(64, n_cols, device=device, dtype=torch.bfloat16)
-            w, rstd = torch.empty(n_cols, device=device), torch.empty(64, device=device)
+            x = torch.empty(n_rows, n_cols, device=device, dtype=torch.bfloat16)
+            w, rstd = torch.empty(n_cols, device=device), torch.empty(n_rows, device=device)
             trace(lambda x, w: ops.rms_norm_forward(x, w, 1e-6, 0.0, "llama", None), x, w)
             settings = (1e-6, 0.0, "llama", None, True, True)
             trace(lambda x, w, rstd: ops.rms_norm_backward(x, x, w, rstd, *settings), x, w, rstd)
@@ -279,8 +279,9 @@ def test_the_compiler_sees_the_launches() -> None:
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     graphs = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
-    # Launches and operators: forward and backward of narrow rows on a GPU, on a CPU; of rows that the backward splits.
-    assert graphs == [(1, 0), (2, 0), (0, 1), (0, 1), (1, 0), (0, 1), (0, 1), (0, 1)]
+    on_cpu = [(0, 1), (0, 1)]
+    # Launches and operators, forward and backward: few rows on a GPU and on a CPU, many rows, rows that are split.
+    assert graphs == [(1, 0), (1, 0), *on_cpu, (1, 0), (2, 0), *on_cpu, (1, 0), (0, 1), *on_cpu]
 
 
 @pytest.mark.gpu
