@@ -80,7 +80,7 @@ def _field(worst: Worst | None, with_rate: bool) -> str:
     if worst is None:
         return "[dim]–[/]"
     rate = worst.exact_rate
-    shown = number(worst.ratio) + (f", {math.floor(100 * rate)} %" if with_rate and rate is not None else "")
+    shown = number(worst.ratio) + (f" {math.floor(100 * rate)}%" if with_rate and rate is not None else "")
     return f"[red]{shown}[/]" if severity(worst) == "over" else shown
 
 

@@ -11,6 +11,7 @@ import pytest
 LIBRARIES = ("torch", "triton", "liger-kernel", "quack-kernels", "transformers")
 
 
+@pytest.hookimpl(optionalhook=True)  # `pytest -m gpu` starts without pytest-benchmark too
 def pytest_benchmark_update_machine_info(config: Any, machine_info: dict[str, Any]) -> None:
     import torch
 

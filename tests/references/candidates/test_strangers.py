@@ -48,8 +48,9 @@ def test_a_right_candidate_conforms(target: str, mode: str) -> None:
 @pytest.mark.jax
 def test_a_right_function_in_jax_conforms() -> None:
     one, verdicts = judged("in_jax:right", "2x4x41")  # each further shape would be compiled
-    assert one.implementation.arrays == "jax" and len(verdicts) >= 4
-    assert {v.status for v in verdicts} == {"pass"} and all("dw" in v.measures for v in verdicts)
+    ran = [v for v in verdicts if v.status != "unsupported"]
+    assert one.implementation.arrays == "jax" and len(ran) >= 4
+    assert {v.status for v in ran} == {"pass"} and all("dw" in v.measures for v in ran)
 
 
 def test_float64_computed_in_float32_is_not_demanded_but_told() -> None:
@@ -67,7 +68,7 @@ def test_float64_computed_in_float32_is_not_demanded_but_told() -> None:
 
 FAULTS = {  # by candidate: a word of the diagnosis of a whole run
     "fp16_overflow": "float16",
-    "bf16_all_the_way": "bfloat16",
+    "bf16_all_the_way": "X is not float32",
     "wrong_everywhere": "Y",
     "eps_outside_the_root": "Y",
     "eps_subtracted": "Y",
@@ -96,7 +97,8 @@ def test_a_fault_is_caught_at_the_default_level_and_diagnosed(name: str) -> None
     diagnoses = diagnose(verdicts)
     assert exit_code(verdicts) == 1
     assert FAULTS[name] in str(diagnoses[0]), "\n".join(map(str, diagnoses))
-    assert len(diagnoses) <= 2, "\n".join(map(str, diagnoses))  # one bug is told once
+    # One bug is told once.
+    assert len(diagnoses) <= 2, "\n".join(map(str, diagnoses))
 
 
 @pytest.mark.torch

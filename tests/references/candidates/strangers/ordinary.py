@@ -50,7 +50,7 @@ def fp16_overflow(x, w, eps):
 def bf16_all_the_way(x, w, eps):
     if x.dtype != torch.bfloat16:
         return right(x, w, eps)
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * w
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * w.to(x.dtype)
 
 
 def wrong_everywhere(x, w, eps):  # the norm, not the root of the mean
