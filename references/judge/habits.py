@@ -6,6 +6,7 @@ Each is emulated; where nearly all elements of dX have the emulation's bits, and
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def habit(case: Case, inputs: Inputs, outputs: Outputs) -> str | None:
         return f"{VANISHED}: {PAGE}" if _without_projection(case, inputs, dx) else None
     if case.dtype == "float32":
         return None
-    about = {"eps": case.eps, "offset": case.offset, "casting_mode": str(case.casting_mode)}
+    about: dict[str, Any] = {"eps": case.eps, "offset": case.offset, "casting_mode": str(case.casting_mode)}
     right, _ = numpy_reference.backward(inputs.dy, inputs.x, inputs.w, **about)
     shares = {words: float((bits(dx) == bits(emulated)).mean()) for words, emulated in _emulations(case, inputs)}
     best = max(shares, key=lambda words: shares[words])
@@ -50,7 +51,7 @@ def _emulations(case: Case, inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
         return x * rstd**3 * (m * x).mean(-1, keepdims=True)
 
     def halves(m: np.ndarray) -> np.ndarray:
-        first, second = ((part).astype(narrow).astype(np.float32) for part in (rstd * m, -projection(m)))
+        first, second = (part.astype(narrow).astype(np.float32) for part in (rstd * m, -projection(m)))
         return (first + second).astype(narrow)
 
     yield (
