@@ -54,6 +54,12 @@ class Device(enum.StrEnum):
     CUDA = "cuda"
 
 
+class Weight(enum.StrEnum):
+    SAME = "same"
+    FLOAT32 = "float32"
+    NONE = "none"
+
+
 class Arrays(enum.StrEnum):
     AUTO = "auto"
     TORCH = "torch"
@@ -245,6 +251,35 @@ def explain(
             print(f"\nthe smallest shape that fails alike: {smallest.case.shape}")
             print("\n".join(explain_verdict(smallest)))
     raise typer.Exit(exit_code([verdict]))
+
+
+@app.command()
+def prove(
+    target: Target,
+    dtype: Annotated[list[Dtype] | None, typer.Option(help="Of X; repeatable.")] = None,
+    casting_mode: Annotated[
+        list[CastingMode] | None, typer.Option(help="Asked of a candidate that takes one; repeatable.")
+    ] = None,
+    weight: Annotated[Weight, typer.Option(help="Its dtype: X's, float32, or none.")] = Weight.SAME,
+    time_limit: TimeLimit = TIME_LIMIT,
+) -> None:
+    """Run a candidate on numbers without rounding errors and say, without a tolerance, what it computes.
+
+    Exit status: 0 it equals the mode that it was asked for, or any if it takes none; 1 it equals none; 3 refused.
+    """
+    os.environ["TRITON_INTERPRET"] = "1"  # the exact world is Triton's interpreter, on a GPU machine too
+    codes = []
+    with _open(target, _options(device=Device.CPU, time_limit=time_limit)) as candidate:
+        for name in dtype or [Dtype("bfloat16"), Dtype("float32")]:
+            rounds = str(name) in ("float16", "bfloat16")
+            modes = (casting_mode or list(CastingMode)) if candidate.takes_mode and rounds else [CastingMode.LLAMA]
+            for mode in modes:
+                proof = candidate.prove(Case(str(mode), 0.0, str(name), str(weight), False, (1, 1), 0.0))
+                asked = f"asked for {mode}: " if candidate.takes_mode and rounds else ""
+                print(asked + str(proof))
+                equals = proof.mode is not None and (not asked or proof.mode == str(mode))
+                codes.append(3 if proof.refusal else int(not equals))
+    raise typer.Exit(max(codes))
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """RMSNorm in NumPy: the specification's table, one line a step, and the backward in closed form.
 
-Source: specification, section 3 (rounding points) and docs/derivation.md (gradients). Everything happens in
+Source: specification, section 3 (rounding points) and docs/judge/derivation.md (gradients). Everything happens in
 the compute dtype c, float32 or for float64 input float64; rounding to X's dtype is a cast there and back.
 Overflow, 0·inf and 1/0 give what IEEE says, without a warning: a row whose squares overflow has RSTD 0, a
 zero row with eps 0 has RSTD inf and Y NaN.

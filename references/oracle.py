@@ -4,7 +4,7 @@
     m = dY·w'     dX = r·(m − x·r²·Σ(m·x)/N)     dW = Σ over rows of dY·x̂
 
 The casting mode does not appear: modes are rounding, and nothing is rounded here. The derivation is in
-docs/derivation.md. x87 longdouble has 11 bits more than float64 and a range that no square of a float64
+docs/judge/derivation.md. x87 longdouble has 11 bits more than float64 and a range that no square of a float64
 leaves; where
 longdouble is float64 (Windows, macOS on ARM) the bounds of float64 data cannot be checked.
 """

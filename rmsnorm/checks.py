@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -66,7 +67,17 @@ def check_settings(
     Raises TypeError for a setting of the wrong type, ValueError for an unknown casting mode, a negative or non-finite
     eps, a non-finite offset.
     """
+    if type(eps) is float and type(offset) is float and not torch.compiler.is_compiling():
+        try:
+            return _check_settings(eps, offset, casting_mode, in_place, row_mode)
+        except TypeError:  # a setting that cannot be hashed, or one of the wrong type
+            pass
     eps, offset = check_number("eps", eps), check_number("offset", offset)
+    return _check_settings.__wrapped__(eps, offset, casting_mode, in_place, row_mode)
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _check_settings(eps: float, offset: float, casting_mode: str, in_place: Any, row_mode: Any) -> tuple[float, float]:
     if casting_mode not in CASTING_MODE_NAMES:
         raise ValueError(f"casting_mode must be one of {CASTING_MODE_NAMES}, got {casting_mode!r}")
     if not 0.0 <= eps < math.inf:

@@ -50,7 +50,7 @@ class Report:
         return "\n".join(f"{count} × {line}" for line, count in lines.items()) or "no module is named RMSNorm"
 
 
-def convert_model(model: nn.Module, *, in_place: bool = False) -> Report:
+def convert_model(model: nn.Module, *, in_place: bool = True) -> Report:
     """Replace, in `model` itself, every module whose class is named RMSNorm and whose behaviour LigerRMSNorm has.
 
     The weights stay the same parameters, so optimizers and tied weights keep working, and the state dict keeps its
@@ -58,9 +58,7 @@ def convert_model(model: nn.Module, *, in_place: bool = False) -> Report:
 
     Args:
         model: on any device but meta, in any dtype; it is run on small random input, norm by norm.
-        in_place: permits the backward to write dX over dY. False, because models of the Gemma 2 kind add a norm's
-            output to a residual, and then the residual's gradient lies in the same memory. Pass True for models that
-            use every norm's output in matrix products alone.
+        in_place: of the new norms; see `rmsnorm.liger_rms_norm`.
 
     Returns:
         Report: settings of each replaced norm, and the reason for each kept one.

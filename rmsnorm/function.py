@@ -28,15 +28,15 @@ class LigerRMSNormFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         """Y. torch.compile traces `forward` and `backward` without coming here."""
         eps, offset = check_settings(eps, offset, casting_mode, in_place, row_mode)
-        if type(X) is not torch.Tensor:
+        if type(X) is not torch.Tensor or not (W is None or isinstance(W, torch.Tensor)):
             sharding.register()  # perhaps the first DTensor
             if nested.is_jagged(X):
                 return nested.map_values(cls.apply, X, W, eps, offset, casting_mode, in_place, row_mode)
             check_inputs(X, W)
         if _is_traced(X):
             return transforms.rms_norm(X, W, eps, offset, casting_mode)
-        if not torch.is_grad_enabled():  # no node for a gradient that cannot be asked for: it takes host time
-            return ops.forward(X, W, eps, offset, casting_mode, row_mode)[0]
+        if not torch.is_grad_enabled() or not (X.requires_grad or (W is not None and W.requires_grad)):
+            return ops.normalize(X, W, eps, offset, casting_mode, row_mode)
         return super().apply(X, W, eps, offset, casting_mode, in_place, row_mode)
 
     @staticmethod
@@ -75,7 +75,7 @@ class LigerRMSNormFunction(torch.autograd.Function):
             dX, dW = transforms.rms_norm_backward(dY, X, W, *settings[:3])
         elif torch.is_grad_enabled() and not compiling:  # create_graph: the operator's own derivative
             dX, dW = ops.rms_norm_backward(dY, X, W, RSTD, *settings, needs_dx, needs_dw)
-        elif needs_dx and exclusive:
+        elif needs_dx and exclusive and ops.overwrites(X):
             dW = ops.backward_(dY, X, W, RSTD, *settings, needs_dw)
             dX = dY
         else:

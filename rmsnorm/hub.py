@@ -24,5 +24,4 @@ class LigerRMSNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Y, shape and dtype of hidden_states, (..., H)."""
-        # In a strange model nothing is known of who else uses dY.
-        return liger_rms_norm(hidden_states, self.weight, self.variance_epsilon, 0.0, "llama", False, None)
+        return liger_rms_norm(hidden_states, self.weight, self.variance_epsilon, 0.0, "llama")

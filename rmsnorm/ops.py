@@ -13,12 +13,16 @@ is, a function of x: eps is among its arguments for that derivative alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._library.triton
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from rmsnorm import eager
-from rmsnorm.checks import check_backward, check_forward, compute_dtype
+from rmsnorm.checks import check_backward, check_forward, check_inputs, compute_dtype
 from rmsnorm.fused import launch
 from rmsnorm.fused.tiles import MAX_FUSED_COLS
 
@@ -52,8 +56,12 @@ def _composed(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mod
 
 
 def _backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> Pair:
+    check_backward(dy, x, w, rstd, *rest[:3])
+    return _gradients(dy, x, w, rstd, *rest)
+
+
+def _gradients(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> Pair:
     *settings, needs_dx, needs_dw = rest
-    check_backward(dy, x, w, rstd, *settings[:3])
     dx: torch.Tensor | None
     if _uses_kernels(x):
         dx = x.new_empty(x.shape) if needs_dx else None
@@ -84,10 +92,11 @@ def _launch_backward(
     settings: list[Any],
     dx: torch.Tensor | None,
     needs_dw: bool,
+    records: bool = False,
 ) -> torch.Tensor | None:
     _, offset, casting_mode, row_mode = settings
     about: dict[str, Any] = {"offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
-    return launch.rms_norm_backward(dy, x, w, rstd, **about, dx=dx, needs_dw=bool(needs_dw))
+    return launch.rms_norm_backward(dy, x, w, rstd, **about, dx=dx, needs_dw=bool(needs_dw), records=records)
 
 
 def _eager_backward(
@@ -200,6 +209,59 @@ torch.library.register_autograd(
     "rmsnorm::rms_norm_backward", _differentiate_backward, setup_context=_setup_backward, lib=_LIBRARY
 )
 
+
+def _recorded(run: Callable[..., Pair]) -> Callable[..., Any]:
+    """What torch.compile makes of an operator: the launches themselves, so that a compiled graph calls no Python.
+
+    An exported program keeps the operator, and so does whatever `run` refuses.
+    """
+
+    def rule(mode: Any, op: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        from torch.export import _trace
+
+        plain = all(issubclass(t, torch.Tensor) and t in _TRACED for t in types)
+        if not plain:
+            return NotImplemented
+        exports = _trace.custom_triton_ops_decomposition_disabled()
+        if exports or kwargs or not all(t.is_cuda for t in args if isinstance(t, torch.Tensor)):
+            return mode.__torch_dispatch__(op, types, args, kwargs)
+        with mode:
+            result = run(*args)
+        return mode.__torch_dispatch__(op, types, args, kwargs) if result is NotImplemented else result
+
+    return rule
+
+
+_TRACED = (torch.Tensor, FunctionalTensor, FakeTensor)
+
+
+def _record_forward(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mode: str, row_mode: Any) -> Any:
+    check_forward(x, w, eps, offset, casting_mode)
+    if not _uses_kernels(x) or isinstance(x.shape[-1], torch.SymInt):
+        return NotImplemented
+    settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
+    return launch.rms_norm_forward(x, w, **settings, records=True)
+
+
+def _record_backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, rstd: torch.Tensor, *rest: Any) -> Any:
+    *settings, needs_dx, needs_dw = rest
+    check_backward(dy, x, w, rstd, *settings[:3])
+    # The number of partial rows of dw, and the tile that sums them, follow from the number of rows.
+    symbolic = any(isinstance(size, torch.SymInt) for size in (*dy.shape, *dy.stride(), *x.stride()))
+    if not _uses_kernels(x) or symbolic or (needs_dx and launch.splits_rows(x, settings[3])):
+        return NotImplemented
+    dx = x.new_empty(x.shape) if needs_dx else None
+    return _or_empty(dx, x), _or_empty(_launch_backward(dy, x, w, rstd, settings, dx, needs_dw, records=True), x)
+
+
+for _name, _record, _kernels in (
+    ("rmsnorm::rms_norm_forward", _record_forward, launch.FORWARD_KERNELS),
+    ("rmsnorm::rms_norm_backward", _record_backward, launch.BACKWARD_KERNELS),
+):
+    torch.library.register_torch_dispatch(_name, FunctionalTensorMode, _recorded(_record), lib=_LIBRARY)
+    # PyTorch's cache of compiled graphs is keyed by the sources of the kernels that it finds here.
+    torch._library.triton.triton_ops_to_kernels[_name] = list(_kernels)
+
 # The table that torch.onnx reads: an ONNX model holds PyTorch's operators only. torch.compile does not look there.
 torch._decomp.register_decomposition(rms_norm_forward)(_composed)
 
@@ -220,16 +282,32 @@ def needs_dispatcher(x: torch.Tensor, w: Weight) -> bool:
     )
 
 
+def overwrites(x: torch.Tensor) -> bool:
+    """Whether writing dx over dy saves memory: eager PyTorch has made dx already, and few rows would need a copy."""
+    return _uses_kernels(x) and not launch.reads_dy_late(x)
+
+
 def forward(x: torch.Tensor, w: Weight, *settings: Any) -> Pair:
     """rms_norm_forward by the shortest way."""
     run = rms_norm_forward if needs_dispatcher(x, w) else _forward
     return run(x, w, *settings)
 
 
+def normalize(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mode: str, row_mode: Any) -> torch.Tensor:
+    """y by the shortest way, where nobody can ask for a gradient."""
+    if needs_dispatcher(x, w):
+        return rms_norm_forward(x, w, eps, offset, casting_mode, row_mode)[0]
+    check_inputs(x, w)
+    if not _uses_kernels(x):
+        return _composed(x, w, eps, offset, casting_mode, row_mode)[0]
+    settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
+    return launch.rms_norm_forward(x, w, **settings, needs_rstd=False)[0]
+
+
 def backward(dy: torch.Tensor, x: torch.Tensor, w: Weight, *rest: Any) -> Pair:
-    """rms_norm_backward by the shortest way."""
+    """rms_norm_backward by the shortest way: x, w and rstd are the forward's, and autograd has checked dy."""
     direct = not needs_dispatcher(x, w) and type(dy) in _PLAIN and not torch._C._functorch.is_legacy_batchedtensor(dy)
-    run = _backward if direct else rms_norm_backward  # a batch of dY, of is_grads_batched, is no plain tensor either
+    run = _gradients if direct else rms_norm_backward  # a batch of dY, of is_grads_batched, is no plain tensor either
     return run(dy, x, w, *rest)
 
 

@@ -2,7 +2,7 @@
 
 Sums have two bounds. The deterministic one, ((1+u)^depth - 1)·Σ|t|, holds for all data and all orders. Where
 the roundings are independent with mean zero, the partial sums form a martingale and LAMBDA·u·√depth takes the
-place of depth·u (Higham & Mary 2019, Ipsen & Zhou 2020, Hallman & Ipsen 2023). docs/derivation.md says when
+place of depth·u (Higham & Mary 2019, Ipsen & Zhou 2020, Hallman & Ipsen 2023). docs/judge/derivation.md says when
 which one holds.
 """
 

@@ -1,7 +1,7 @@
 """How far a result may lie from the truth: bounds derived from the inputs, element by element, never chosen.
 
 Each bound is against the unrounded longdouble oracle and is a sum of named terms, one for each thing that
-rounds; docs/derivation.md derives them. `e` is always the relative error of RSTD, one number a row.
+rounds; docs/judge/derivation.md derives them. `e` is always the relative error of RSTD, one number a row.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +25,7 @@ from references.candidates.memory import Arguments, Contract
 from references.candidates.repetition import Behaviour
 from references.candidates.signatures import Signature
 from references.cells.cell import Case, Inputs, make_inputs
+from references.exact.prove import Proof
 
 
 class LoadError(ValueError):
@@ -147,6 +148,12 @@ class Candidate:
         except Exception as error:
             return Behaviour(error=f"raised {type(error).__name__}: {error}")
 
+    def prove(self, case: Case, shapes: Sequence[tuple[int, int]]) -> Proof:
+        """What it computes in the exact world (`proving.prove`)."""
+        from references.candidates import proving  # which knows the kinds of candidates that stand below
+
+        return proving.prove(self, case, shapes)
+
     def _run(self, case: Case, inputs: Inputs, outputs: Outputs) -> None:
         self._compute(case, self._arguments(case, inputs), outputs)
 
@@ -173,7 +180,7 @@ class ForwardBackward(Candidate):
     """A pair: forward(x, w, …) -> y or (y, rstd), and backward(dy, x, w, …) -> dx or (dx, dw)."""
 
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
-        values = _settings(case) | arguments.views
+        values = settings(case) | arguments.views
         args, keywords = self.signature.bind(values)
         y, rstd = _pair(self.target.forward(*args, **keywords))
         outputs.y, outputs.rstd = _array(y), _array(rstd)
@@ -223,7 +230,7 @@ class Function(Candidate):
         x.requires_grad_("x" not in frozen)
         if w is not None:  # a parameter keeps storage and strides, and modules accept nothing else
             w = torch.nn.Parameter(w, requires_grad="w" not in frozen)
-        y = self._call(case, x, w)
+        y = self.call(case, x, w)
         if not isinstance(y, torch.Tensor):
             raise TypeError(f"a {type(y).__name__} was returned, not a tensor")
         return x, w, y
@@ -248,16 +255,16 @@ class Function(Candidate):
         outputs.dx, outputs.dw = _array(dx), _array(dw)
         del others  # alive until here, as in a model with two norms
 
-    def _call(self, case: Case, x: Any, w: Any) -> Any:
-        args, keywords = self.signature.bind(_settings(case) | {"x": x, "w": w})
+    def call(self, case: Case, x: Any, w: Any) -> Any:
+        args, keywords = self.signature.bind(settings(case) | {"x": x, "w": w})
         return self.target(*args, **keywords)
 
 
 class AutogradFunction(Function):
     """A `torch.autograd.Function` class: `apply` takes positional arguments only."""
 
-    def _call(self, case: Case, x: Any, w: Any) -> Any:
-        args, _ = self.signature.bind(_settings(case) | {"x": x, "w": w})
+    def call(self, case: Case, x: Any, w: Any) -> Any:
+        args, _ = self.signature.bind(settings(case) | {"x": x, "w": w})
         return self.target.apply(*args)
 
 
@@ -273,9 +280,9 @@ class Module(Function):
             return "no elementwise_affine argument"
         return super()._unsupported(case)
 
-    def _call(self, case: Case, x: Any, w: Any) -> Any:
+    def call(self, case: Case, x: Any, w: Any) -> Any:
         about = {"elementwise_affine": w is not None, "device": x.device, "dtype": x.dtype}
-        args, keywords = self.signature.bind(_settings(case) | about)
+        args, keywords = self.signature.bind(settings(case) | about)
         module = self.target(*args, **keywords)
         if w is not None:
             module.weight = w
@@ -291,7 +298,7 @@ class JaxFunction(Candidate):
         x, dy, w = (arguments.views[name] for name in ("x", "dy", "w"))
 
         def call(x: Any, w: Any = None) -> Any:
-            args, keywords = self.signature.bind(_settings(case) | {"x": x, "w": w})
+            args, keywords = self.signature.bind(settings(case) | {"x": x, "w": w})
             return self.target(*args, **keywords)
 
         y, pull_back = jax.vjp(call, *([x] if w is None else [x, w]))
@@ -311,7 +318,7 @@ class NumpyFunction(Candidate):
 
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
         outputs.forward_only = True
-        args, keywords = self.signature.bind(_settings(case) | arguments.views)
+        args, keywords = self.signature.bind(settings(case) | arguments.views)
         y, rstd = _pair(self.target(*args, **keywords))
         outputs.y, outputs.rstd = _array(y), _array(rstd)
         outputs.contract = arguments.observe({"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {})
@@ -392,7 +399,8 @@ def _kind(found: Any) -> tuple[type[Candidate], Signature]:
     return Function, signature
 
 
-def _settings(case: Case) -> dict[str, Any]:
+def settings(case: Case) -> dict[str, Any]:
+    """What the arguments that are no arrays get, by meaning."""
     return {
         "eps": case.eps,
         "offset": case.offset,
@@ -444,7 +452,7 @@ def _accepts(function: Callable, signature: Signature, library: str) -> bool:
     case = Case("gemma", 0.0, "float32", "same", False, (2, 8), 1e-6)
     try:
         views = Arguments(case, make_inputs(case), library, "cpu").views
-        args, keywords = signature.bind(_settings(case) | views)
+        args, keywords = signature.bind(settings(case) | views)
         y, _ = _pair(function(*args, **keywords))
     except Exception:
         return False

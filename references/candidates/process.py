@@ -28,9 +28,11 @@ from references.candidates import interpreter
 from references.candidates.loading import LoadError, Outputs, load
 from references.candidates.repetition import Behaviour
 from references.cells.cell import Case, Inputs
+from references.exact.prove import SHAPES, Proof
 
 TIME_LIMIT = 60.0  # seconds for one cell: ten times what the slowest takes in Triton's interpreter
 LOAD_LIMIT = 300.0  # and for importing a candidate, which may compile something
+PROOF_LIMIT = 60.0  # for the search for a formula, before its shapes
 BEHAVIOUR_RUNS = 4
 STDERR = 2
 
@@ -73,6 +75,12 @@ class Isolated:
         limit = BEHAVIOUR_RUNS * self.time_limit
         answer = self._child.ask("behaviour", self.fixed_mode, case, inputs, limit=limit)
         return Behaviour(error=answer) if isinstance(answer, str) else answer
+
+    def prove(self, case: Case, shapes: Sequence[tuple[int, int]] = SHAPES) -> Proof:
+        """What the candidate computes in the exact world, in the case's dtype, weight's dtype and casting mode."""
+        limit = PROOF_LIMIT + len(shapes) * self.time_limit / 10
+        answer = self._child.ask("prove", self.fixed_mode, case, shapes, limit=limit)
+        return Proof(self.name, case.dtype, len(shapes), refusal=f"it {answer}") if isinstance(answer, str) else answer
 
     def partly(self, case: Case, inputs: Inputs) -> dict[str, Outputs]:
         limit = BEHAVIOUR_RUNS * self.time_limit

@@ -17,7 +17,7 @@ from references.cells.cell import Case, Inputs
 
 EXPLAINED = 0.95  # of the elements of dX; in the other sums of float32 a few round the other way
 VANISHED = "autograd computes RSTD³, which is 0 in float32 for X of 1e13 and more, so that dX lacks its second term"
-PAGE = "docs/peers.md#what-stands-out"
+PAGE = "docs/judge/peers.md#what-stands-out"
 
 
 @np.errstate(all="ignore")

@@ -143,18 +143,19 @@ def rms_norm_forward_kernel(
     offset: tl.constexpr,
     CASTING_MODE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    STORES_RSTD: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
     N_HELD: tl.constexpr,
     STRIDE_ALIGN: tl.constexpr,
 ):
-    """One program: BLOCK_ROWS rows of y (contiguous) and of rstd.
+    """One program: BLOCK_ROWS rows of y (contiguous) and of rstd, where a backward may ask for it.
 
     The first N_HELD chunks of a row stay in registers between the sum and the product. Those that registers cannot
     hold are loaded twice: the second time, last chunk first, they come from the caches.
     """
     X_DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    C_DTYPE: tl.constexpr = rstd_ptr.dtype.element_ty
+    C_DTYPE: tl.constexpr = tl.float64 if tl.float64 == X_DTYPE else tl.float32
     N_CHUNKS: tl.constexpr = (n_cols + BLOCK_COLS - 1) // BLOCK_COLS
     HOLDS_ALL: tl.constexpr = N_HELD == N_CHUNKS
     # The caches are left to the chunks that need them.
@@ -181,7 +182,8 @@ def rms_norm_forward_kernel(
             squares += _squares(x, X_DTYPE, CASTING_MODE)
 
     rstd = _rstd(tl.sum(squares, axis=1), n_cols, eps, X_DTYPE, C_DTYPE, CASTING_MODE)
-    tl.store(rstd_ptr + rows, rstd, mask=row_mask)
+    if STORES_RSTD:
+        tl.store(rstd_ptr + rows, rstd, mask=row_mask)
 
     if not HOLDS_ALL:
         for reverse_chunk in tl.range(0, N_CHUNKS - N_HELD, num_stages=1):

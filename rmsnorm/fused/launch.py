@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 
 from rmsnorm.checks import compute_dtype
-from rmsnorm.fused import plans, split_kernels
-from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, SplitConfig, fewest_programs
+from rmsnorm.fused import few_rows_kernels, kernels, plans, split_kernels
+from rmsnorm.fused.tiles import BackwardConfig, FewRowsConfig, ForwardConfig, SplitConfig, fewest_programs
 from rmsnorm.fused.variant import INTERPRETED, Integers, Tensors
+
+FORWARD_KERNELS = (kernels.rms_norm_forward_kernel,)
+BACKWARD_KERNELS = (
+    kernels.rms_norm_backward_kernel,
+    kernels.rms_norm_weight_gradient_kernel,
+    few_rows_kernels.rms_norm_backward_few_rows_kernel,
+)
 
 
 def rms_norm_forward(
@@ -19,23 +29,29 @@ def rms_norm_forward(
     casting_mode: str,
     row_mode: bool | None = None,
     config: ForwardConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """y, shape and dtype of x, and rstd, x.shape[:-1] in the compute dtype; both contiguous.
+    records: bool = False,
+    needs_rstd: bool = True,
+) -> tuple[torch.Tensor, Any]:
+    """y, shape and dtype of x, and rstd, x.shape[:-1] in the compute dtype, or None; both contiguous.
 
-    x: (..., n_cols), any strides; w: (n_cols,) or None. `config` replaces the tile that the shape would get.
+    x: (..., n_cols), any strides; w: (n_cols,) or None. `config` replaces the tile that the shape would get. `records`
+    puts the launch into the graph that torch.compile is making; the number of rows may be symbolic there. Without
+    `needs_rstd`, where nobody can ask for a gradient, rstd is neither stored nor allocated.
     """
     shape, dtype = tuple(x.shape), x.dtype  # new_empty takes twice as long over a torch.Size
     y = x.new_empty(shape)
-    rstd = x.new_empty(shape[:-1], dtype=compute_dtype(dtype))
-    if rstd.numel() == 0:
+    rstd = x.new_empty(shape[:-1], dtype=compute_dtype(dtype)) if needs_rstd else None
+    if y.numel() == 0:
         return y, rstd
     w_dtype = None
     if w is not None:
         w, w_dtype = w.contiguous(), w.dtype
-    plan = plans.forward_plan(shape, x.stride(), dtype, w_dtype, eps, offset, casting_mode, row_mode, config)
+    make_plan = plans.forward_plan.__wrapped__ if records else plans.forward_plan  # a symbol cannot be looked up
+    plan = make_plan(shape, x.stride(), dtype, w_dtype, eps, offset, casting_mode, row_mode, config, needs_rstd)
     if plan.copies_x:
         x = x.contiguous()
-    plan.variant.launch(plan.n_programs, (x, w, y, rstd), plan.integers)
+    submit = plan.variant.record if records else plan.variant.launch
+    submit(plan.n_programs, (x, w, y, rstd), plan.integers)
     return y, rstd
 
 
@@ -50,12 +66,15 @@ def rms_norm_backward(
     dx: torch.Tensor | None,
     needs_dw: bool,
     row_mode: bool | None = None,
-    config: BackwardConfig | SplitConfig | None = None,
+    config: BackwardConfig | FewRowsConfig | SplitConfig | None = None,
+    records: bool = False,
 ) -> torch.Tensor | None:
     """Write dx, unless it is None, and give dw, (n_cols,) in w's dtype, or None where it is not needed.
 
     dy, x: (..., n_cols), any strides; w: (n_cols,) or None; rstd: from the forward; dx: contiguous, and possibly dy
-    itself. `config` replaces the tile and the program count that the shape would get.
+    itself, the same tensor object. `config` replaces the tile and the program count that the shape would get. `records`
+    puts the launches into the graph that torch.compile is making, which holds no cooperative launch: rows that are
+    split cannot be recorded.
     """
     shape = tuple(x.shape)
     n_cols = shape[-1]
@@ -75,17 +94,39 @@ def rms_norm_backward(
         x = x.contiguous()
     rstd = rstd.contiguous()
     n_partials = plan.n_partials
+    if plan.n_programs:
+        assert plan.variant is not None
+        own_dx = torch.empty_like(dy) if dx is dy else dx  # the programs of dw still read dy
+        submit = plan.variant.record if records else plan.variant.launch
+        submit(plan.n_programs, (dy, x, w, rstd, own_dx, dw), plan.integers)
+        if dx is dy and own_dx is not None:
+            dy.copy_(own_dx)
+        return dw
     if dw is not None:
         dw_partial = rstd.new_empty((n_partials, n_cols))
     tensors = (dy, x, w, rstd, dx, dw_partial)
     if plan.split is not None:
         n_partials = _launch_split(plan.split, tensors, plan.integers)
     elif plan.variant is not None:
-        plan.variant.launch(n_partials, tensors, plan.integers)
+        submit = plan.variant.record if records else plan.variant.launch
+        submit(n_partials, tensors, plan.integers)
     if dw is not None:
         finish, n_programs = plans.weight_gradient_plan(n_partials, n_cols, rstd.dtype, dw.dtype, device)
-        finish.launch(n_programs, (dw_partial, dw), (n_partials,))
+        submit = finish.record if records else finish.launch
+        submit(n_programs, (dw_partial, dw), (n_partials,))
     return dw
+
+
+def splits_rows(x: torch.Tensor, row_mode: bool | None) -> bool:
+    """Whether the backward of x with dx is a launch of split rows."""
+    n_cols, itemsize = x.shape[-1], x.dtype.itemsize
+    row_wise = plans.is_row_wise("backward", n_cols, itemsize, row_mode)
+    return row_wise and plans.split_config(n_cols, itemsize, plans.processors(x.device)) is not None
+
+
+def reads_dy_late(x: torch.Tensor) -> bool:
+    """Whether the backward of x still reads dy where dx is written already: in place would cost a copy there."""
+    return plans.are_few(math.prod(x.shape[:-1]), x.shape[-1], plans.processors(x.device))
 
 
 def _launch_split(settings: plans.SplitSettings, tensors: Tensors, integers: Integers) -> int:

@@ -1,12 +1,13 @@
 """Which variant and which tiles a shape gets. Pure arithmetic over a table: no tensors, no launches.
 
 `tuned.json` holds the tiles that were fastest, or within the noise of it, in sweeps on an H200, one entry for each
-element size of x, number of columns and variant (docs/tuning.md); an entry that names a casting mode is for that one
-alone, where the others' tile does not suit it. Another GPU gets the same tiles, which depend on what
+element size of x, number of columns and variant (docs/maintain/tuning.md); an entry that names a casting mode is for
+that one alone, where the others' tile does not suit it. Another GPU gets the same tiles, which depend on what
 a row is and not on the GPU, with its own number of programs and no more rows in flight than its shared memory holds. A
 number of columns that is not in the table gets the tiles of the next larger one.
 
-Within a variant the tiles depend on the columns alone, never on the number of rows, so a row's result does not either.
+Variant and tiles depend on the columns, the element size and the mode, never on the number of rows, so neither do the
+bits of a row's y, rstd and dx. The number of programs does depend on it, and decides how dw is summed, nothing else.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ from importlib import resources
 from typing import Any
 
 MAX_FUSED_COLS = 65536  # wider rows take the eager path
-
-BLOCK_WISE_MAX_COLS = 256
-BLOCK_WISE_MIN_ROWS = 4096 * 8
 
 
 @dataclass(frozen=True)
@@ -53,17 +51,29 @@ class BackwardConfig:
 
 
 @dataclass(frozen=True)
+class FewRowsConfig:
+    """One backward launch of few rows: a program for each of the tiles, and one for sum_cols columns of dw.
+
+    Those of dw read sum_rows rows at a time.
+    """
+
+    tiles: BackwardConfig
+    sum_rows: int
+    sum_cols: int
+
+
+@dataclass(frozen=True)
 class SplitConfig:
-    """One backward launch of split rows: n_groups groups of n_splits programs, n_chunks * block_cols columns each."""
+    """One backward launch of split rows: n_groups groups of n_splits programs, block_cols columns each.
+
+    reload_rows reads x and dy again where a row's sum has arrived, in place of holding them in registers until then.
+    """
 
     n_splits: int
-    n_chunks: int
     block_cols: int
     num_warps: int
-    num_stages: int
     n_groups: int
     reload_rows: bool
-    reload_weight: bool
 
 
 @dataclass(frozen=True)
@@ -88,18 +98,35 @@ def next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def is_row_wise(n_rows: int, n_cols: int, row_mode: bool | None) -> bool:
-    """The variant rule of the kernel profile, unless row_mode decides."""
+def is_row_wise(direction: str, n_cols: int, itemsize: int, row_mode: bool | None) -> bool:
+    """The variant: what row_mode says, or block-wise up to the columns to which tiles of several rows were faster.
+
+    The kernel profile asks for row-wise where n_rows < 4096 * 8, too. Left on purpose (docs/maintain/tuning.md):
+    the norms of queries and keys, 16384 × 128 bfloat16, took 11.3/9.3 µs forward/backward row by row on an H200 and
+    3.4/7.9 in tiles, 32767 × 64 took 21.1/12.5 and 3.3/8.1, and a row's bits changed with the number of rows beside it.
+    """
     if row_mode is not None:
         return row_mode
-    return next_power_of_two(n_cols) > BLOCK_WISE_MAX_COLS or n_rows < BLOCK_WISE_MIN_ROWS
+    return n_cols > _block_wise_max_cols()[direction, itemsize]
+
+
+@functools.cache
+def _tuned() -> dict[str, Any]:
+    tuned: dict[str, Any] = json.loads(resources.files("rmsnorm.fused").joinpath("tuned.json").read_text())
+    return tuned
+
+
+@functools.cache
+def _block_wise_max_cols() -> dict[tuple[str, int], int]:
+    """(direction, itemsize) → the widest row that is block-wise unless row_mode says otherwise."""
+    return {(entry["direction"], entry["itemsize"]): entry["max_cols"] for entry in _tuned()["block_wise"]}
 
 
 @functools.cache
 def _table() -> dict[tuple[str, int, bool], list[dict[str, Any]]]:
     """(direction, itemsize, row-wise) → entries by rising n_cols, those of one casting mode before those of all."""
     table: dict[tuple[str, int, bool], list[dict[str, Any]]] = {}
-    for entry in json.loads(resources.files("rmsnorm.fused").joinpath("tuned.json").read_text())["entries"]:
+    for entry in _tuned()["entries"]:
         table.setdefault((entry["direction"], entry["itemsize"], entry["row_wise"]), []).append(entry)
     for entries in table.values():
         entries.sort(key=lambda entry: (entry["n_cols"], "casting_mode" not in entry))
@@ -174,6 +201,19 @@ def backward_config(n_rows: int, n_cols: int, itemsize: int, row_wise: bool, pro
 
 
 @functools.lru_cache(maxsize=4096)
+def few_rows_config(n_rows: int, n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> FewRowsConfig:
+    """The one backward launch for few rows: their tiles, and about a program a processor for dw.
+
+    A thread of dw has sixteen elements at a time, where there are as many rows.
+    """
+    tiles = _backward_tiles(n_cols, itemsize, row_wise, processors)
+    tiles = _with_programs(tiles, -(-n_rows // tiles.block_rows))
+    sum_cols = min(next_power_of_two(n_cols), max(16, next_power_of_two(n_cols // processors.count)))
+    sum_rows = min(next_power_of_two(n_rows), max(1, 32 * tiles.num_warps * 16 // sum_cols))
+    return FewRowsConfig(tiles, sum_rows, sum_cols)
+
+
+@functools.lru_cache(maxsize=4096)
 def split_config(n_cols: int, itemsize: int, processors: Processors) -> SplitConfig | None:
     """The backward launch of split rows, or None where rows are narrow enough for tiles.
 
@@ -183,26 +223,24 @@ def split_config(n_cols: int, itemsize: int, processors: Processors) -> SplitCon
     entry = next((entry for entry in entries if entry["n_cols"] >= n_cols > entry["above_n_cols"]), None)
     if entry is None or not processors.cooperative:
         return None
-    n_groups = entry["programs_a_processor"] * processors.count // entry["n_splits"]
+    n_splits = -(-n_cols // entry["block_cols"])
+    n_groups = entry["programs_a_processor"] * processors.count // n_splits
     if n_groups == 0:
         return None
-    return SplitConfig(
-        n_splits=entry["n_splits"],
-        n_chunks=-(-n_cols // (entry["n_splits"] * entry["block_cols"])),
-        block_cols=entry["block_cols"],
-        num_warps=entry["num_warps"],
-        num_stages=entry["num_stages"],
-        n_groups=n_groups,
-        reload_rows=entry["reload_rows"],
-        reload_weight=entry["reload_weight"],
-    )
+    return SplitConfig(n_splits, entry["block_cols"], entry["num_warps"], n_groups, entry["reload_rows"])
 
 
 @functools.lru_cache(maxsize=4096)
 def weight_gradient_config(n_partials: int, n_cols: int, processors: Processors) -> WeightGradientConfig:
-    """About eight programs a processor, of 16 columns or more: 64 bytes of every partial row."""
+    """About eight programs a processor, of 16 columns or more (64 bytes of every partial row) and 32 at most.
+
+    Wide rows fill the processors with fewer partial rows at a time: on an H200, 64 or 128 of 16,384 to 65,536 columns
+    took 6.6 to 16.5 µs, 256 took 8.7 to 25.8 (tests.tuning.tune --only finish:bf16).
+    """
+    block_partials = min(64 if n_cols > 8192 else 256, next_power_of_two(n_partials))
+    share = next_power_of_two(n_cols // (8 * processors.count))
     return WeightGradientConfig(
-        block_partials=min(256, next_power_of_two(n_partials)),
-        block_cols=min(next_power_of_two(n_cols), max(16, next_power_of_two(n_cols // (8 * processors.count)))),
-        num_warps=min(8, next_power_of_two(max(1, n_partials // 16))),
+        block_partials=block_partials,
+        block_cols=min(next_power_of_two(n_cols), max(16, min(32, share))),
+        num_warps=min(8, next_power_of_two(max(1, min(n_partials, block_partials) // 16))),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.library import wrap_triton
 from triton import knobs
 from triton.runtime import driver
 
@@ -45,13 +46,22 @@ class Variant:
         assert lead is not None
         device = lead.get_device()
         if INTERPRETED:
-            with interpreter.LAUNCHES:
+            with interpreter.launching():
                 self._kernel[(n_programs,)](*tensors, *integers, *self._constants)
         elif device == torch.cuda.current_device():
             self._launch(device, n_programs, tensors, integers)
         else:  # Triton launches on the current device
             with torch.cuda.device(device):
                 self._launch(device, n_programs, tensors, integers)
+
+    def record(self, n_programs: Any, tensors: Tensors, integers: tuple[Any, ...]) -> None:
+        """The launch as a node of the graph that torch.compile is making: what it generates launches the kernel itself.
+
+        Contraction stays at Triton's default there: PyTorch passes no such option on.
+        """
+        wrap_triton(self._kernel)[(n_programs,)](
+            *tensors, *integers, *self._constants, num_warps=self._options["num_warps"]
+        )
 
     def _launch(self, device: int, n_programs: int, tensors: Tensors, integers: Integers) -> None:
         if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:

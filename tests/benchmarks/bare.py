@@ -17,7 +17,7 @@ from rmsnorm.fused.variant import Variant
 
 
 class BareRMSNorm(nn.Module):
-    """LigerRMSNorm's kernels for 2-D CUDA tensors of one shape and dtype; results as its, in place."""
+    """LigerRMSNorm's kernels for 2-D CUDA tensors of one shape and dtype, of few rows: a backward is one launch."""
 
     def __init__(self, hidden_size: int, eps: float, dtype: torch.dtype, device: str) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class BareRMSNorm(nn.Module):
         return _Bare.apply(x, self.norm.weight, launches)
 
     def _record(self, x: torch.Tensor) -> list[Any]:
-        """The compiled kernels of a forward and a backward, with what follows their pointers, and the partial rows."""
+        """The compiled kernels of a forward and a backward, with what stands before and after their pointers."""
         found: list[Any] = []
         launch = Variant.launch
 
@@ -41,7 +41,7 @@ class BareRMSNorm(nn.Module):
             stream = torch.cuda.current_stream().cuda_stream
             before = (n_programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None)
             after = (*integers, *variant._constants)
-            found.append((compiled.run, before, after, tensors[-1].shape))
+            found.append((compiled.run, before, after))
 
         with patch.object(Variant, "launch", record), torch.enable_grad():
             x = x.detach().requires_grad_()
@@ -55,7 +55,7 @@ class _Bare(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, launches: list[Any]) -> torch.Tensor:
         y = torch.empty_like(x)
         rstd = x.new_empty(x.shape[0], dtype=torch.float32)
-        run, before, after, _ = launches[0]
+        run, before, after = launches[0]
         run(*before, x.data_ptr(), w.data_ptr(), y.data_ptr(), rstd.data_ptr(), *after)
         ctx.save_for_backward(x, w, rstd)
         ctx.launches = launches
@@ -65,10 +65,8 @@ class _Bare(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (dy,) = grads
         x, w, rstd = ctx.saved_tensors
-        _, (run, before, after, shape), (finish, finish_before, finish_after, _) = ctx.launches
-        dw = torch.empty_like(w)
-        partial = rstd.new_empty(shape)
-        pointers = (dy.data_ptr(), x.data_ptr(), w.data_ptr(), rstd.data_ptr(), dy.data_ptr(), partial.data_ptr())
+        _, (run, before, after) = ctx.launches
+        dx, dw = torch.empty_like(x), torch.empty_like(w)
+        pointers = (dy.data_ptr(), x.data_ptr(), w.data_ptr(), rstd.data_ptr(), dx.data_ptr(), dw.data_ptr())
         run(*before, *pointers, *after)
-        finish(*finish_before, partial.data_ptr(), dw.data_ptr(), *finish_after)
-        return dy, dw, None
+        return dx, dw, None

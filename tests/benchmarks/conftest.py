@@ -11,7 +11,7 @@ import pytest
 LIBRARIES = ("torch", "triton", "liger-kernel", "quack-kernels", "transformers")
 
 
-@pytest.hookimpl(optionalhook=True)  # `pytest -m gpu` starts without pytest-benchmark too
+@pytest.hookimpl(optionalhook=True)  # of pytest-benchmark, which a GPU machine may lack
 def pytest_benchmark_update_machine_info(config: Any, machine_info: dict[str, Any]) -> None:
     import torch
 

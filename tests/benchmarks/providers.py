@@ -29,7 +29,7 @@ class Provider:
 
     def missing(self, device: str) -> str | None:
         """Why the provider cannot run, or None."""
-        if (reason := _import_error(self.module)) is not None:
+        if (reason := import_error(self.module)) is not None:
             return reason
         if self.needs_cuda and device != "cuda":
             return "needs a CUDA GPU"
@@ -37,7 +37,7 @@ class Provider:
 
 
 @functools.cache
-def _import_error(module: str) -> str | None:
+def import_error(module: str) -> str | None:
     try:
         with warnings.catch_warnings(action="ignore"):  # a peer's warnings are no errors of ours
             importlib.import_module(module)

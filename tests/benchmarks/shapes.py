@@ -39,8 +39,11 @@ MODELS = tuple(Shape(4096, n_cols, BF16) for n_cols in (1024, 2048, 4096, 8192, 
 MANY_ROWS = (Shape(32768, 4096, BF16), Shape(512, 4096, BF16), Shape(16, 4096, BF16))
 HEADS = (Shape(1048576, 64, BF16), Shape(1048576, 128, BF16), Shape(262144, 256, BF16))
 WIDE = tuple(Shape(2048, n_cols, dtype) for dtype in (BF16, F32) for n_cols in (32768, 65536))
-OTHER = (Shape(4096, 4100, F32),)
-GPU_SHAPES = SWEEP + MODELS + MANY_ROWS + HEADS + WIDE + OTHER
+OTHER = (Shape(4096, 4100, F32), Shape(4096, 24576, BF16))
+FEW_COLUMNS = tuple(
+    Shape(n_rows, n_cols, BF16) for n_cols in (64, 128, 256, 512) for n_rows in (16, 256, 1024, 4096, 16384, 131072)
+)
+GPU_SHAPES = SWEEP + MODELS + MANY_ROWS + HEADS + WIDE + OTHER + FEW_COLUMNS
 CPU_SHAPES = (Shape(256, 1024, F32), Shape(256, 4096, F32))
 
 

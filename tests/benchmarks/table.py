@@ -1,6 +1,6 @@
-"""From the benchmark's JSON, of one run or of several, to docs/performance.md and its pictures, which lie beside it.
+"""From the benchmark's JSON, of one run or of several, to docs/results/performance.md and its pictures beside it.
 
-python -m tests.benchmarks.table docs/benchmark.json docs/performance.md
+python -m tests.benchmarks.table docs/results/data/benchmark.json docs/results/performance.md
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ COLOURS = {
     "liger-kernel": "#06c",
     "quack": "#a3c",
 }
+PROGRAM_COLOURS = {"transformers": "#aaa", "torch.nn": "#666", "liger-kernel": "#06c", "liger": "#0b6"}
 AXES = {"n_rows": "rows", "n_cols": "columns"}
 
+MODES = {"eager": "eager", "compiled": "compiled", "graphs": "CUDA graphs"}
+
 Growth = dict[tuple[str, str], dict[int, dict[str, float]]]  # (axis, direction) → size → line → microseconds
+Programs = dict[tuple[str, str, str], dict[str, dict[str, Any]]]  # (model, size, mode) → norms → extra_info
 Times = dict[str, dict[tuple[str, str], dict[str, Any]]]  # shape → (provider, direction) → extra_info
 
 
@@ -202,6 +206,75 @@ def settings_section(infos: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def programs(infos: list[dict[str, Any]]) -> Programs:
+    """What test_programs measured."""
+    found: Programs = {}
+    for info in infos:
+        if "program" in info:
+            found.setdefault((info["model"], info["size"], info["mode"]), {})[info["provider"]] = info
+    return found
+
+
+def programs_section(found: Programs) -> list[str]:
+    if not found:
+        return []
+    names = list(dict.fromkeys(provider for row in found.values() for provider in row))
+    lines = [
+        "",
+        "## Programs",
+        "",
+        "```sh",
+        "python3 -m pytest tests/benchmarks/test_programs.py --benchmark-only --benchmark-json docs/programs.json",
+        "```",
+        "",
+        "Four of transformers' layers with random weights, bfloat16: milliseconds of a training step (forward, loss,",
+        "backward) and its peak MiB, or of one decoded token, with each kind of norms in the same model. *CUDA graphs*",
+        'is `mode="reduce-overhead"`. A step\'s loss and the norm of all gradients were compared with those of',
+        "transformers' own norms in eager mode first; what computed something else is **wrong** and has no time.",
+        "",
+        "![a training step, relative to transformers' norms](programs.svg)",
+        "",
+        "| model, batch × tokens, mode | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+    ]
+    for (model, size, mode), row in found.items():
+        cells = (program_cell(row.get(name)) for name in names)
+        lines.append(f"| {model}, {size}, {MODES[mode]} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def program_cell(info: dict[str, Any] | None) -> str:
+    if info is None:
+        return "–"
+    if info["fault"] is not None:
+        return f"**wrong**: {info['fault']}"
+    peak = f" ({info['peak_mib']:.0f})" if "peak_mib" in info else ""
+    return f"{info['step_ms']:.2f}{peak}"
+
+
+def programs_picture(found: Programs, path: Path) -> None:
+    """A bar for each kind of norms: the time of a step beside that with transformers' own norms."""
+    pyplot = _pyplot()
+    rows = {key: row for key, row in found.items() if "step_ms" in row.get("transformers", {})}
+    models = list(dict.fromkeys(model for model, _, _ in rows))
+    figure, axes = pyplot.subplots(1, len(models), figsize=(4 * len(models), 6), sharex=True, squeeze=False)
+    for axis, model in zip(axes[0], models, strict=True):
+        places = [key for key in rows if key[0] == model]
+        for i, (name, colour) in enumerate(PROGRAM_COLOURS.items()):
+            for place, key in enumerate(places):
+                if "step_ms" in (info := rows[key].get(name, {})):
+                    share = info["step_ms"] / rows[key]["transformers"]["step_ms"]
+                    label = ("this project" if name == "liger" else name) if place == 0 else None
+                    axis.barh(place + 0.2 * i - 0.3, share, 0.2, color=colour, label=label)
+        axis.set_yticks(range(len(places)), [f"{size}\n{MODES[mode]}" for _, size, mode in places])
+        axis.invert_yaxis()
+        axis.axvline(1, color="black", linewidth=0.8, linestyle=":")
+        axis.set(title=model, xlabel="time ÷ with transformers' norms")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
 def _pyplot() -> Any:
     import matplotlib
 
@@ -247,10 +320,11 @@ def picture(times: Times, path: Path) -> None:
 
 PROSE = """
 ```sh
-python3 -m pytest tests/benchmarks/test_rms_norm.py --benchmark-only --benchmark-json docs/benchmark.json
+python3 -m pytest tests/benchmarks/test_rms_norm.py --benchmark-only --benchmark-json docs/results/data/benchmark.json
 python3 -m pytest tests/benchmarks/test_growth.py tests/benchmarks/test_settings.py --benchmark-only \\
-  --benchmark-json docs/growth.json
-python3 -m tests.benchmarks.table docs/benchmark.json docs/growth.json docs/performance.md
+  --benchmark-json docs/results/data/growth.json
+python3 -m tests.benchmarks.table docs/results/data/benchmark.json docs/results/data/growth.json \\
+  docs/results/performance.md
 ```
 
 Kernel time of one call in microseconds, forward / backward with dW: the sum over its kernels as the profiler sees them,
@@ -275,6 +349,8 @@ def page(sources: list[Path]) -> str:
     times = speeds(infos)
     parts = [
         ["# Performance", "", *dict.fromkeys(map(about, runs)), PROSE],
+        programs_section(programs(infos)),
+        ["", "## Kernels", ""] if programs(infos) else [],
         summary(times),
         [""],
         speed_table(times),
@@ -307,6 +383,8 @@ def main(*paths: str) -> None:
     target.write_text(page(sources), encoding="utf-8")
     infos = records(read(sources))
     picture(speeds(infos), target.with_suffix(".svg"))
+    if steps := programs(infos):
+        programs_picture(steps, target.with_name("programs.svg"))
     if found := growth(infos):
         growth_picture(found, target.with_name("growth.svg"))
 

@@ -1,4 +1,4 @@
-"""Every Python block of the README and of docs/pytorch.md runs as it stands, where its needs are met.
+"""Every Python block of the README, of docs/use and of the judge's reference page runs, where its needs are met.
 
 The blocks of a page run one after the other in one process, as a reader runs them: without Triton's interpreter, on a
 CPU unless they say otherwise. A comment above a block names what it needs.
@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/pytorch.md")
+USE = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs/use").glob("*.md"))
+PAGES = ("README.md", *USE, "docs/judge/python.md")
 TWO_PROCESSES = "two processes: torchrun --nproc-per-node 2"
-NEEDS = ("", "transformers", "two GPUs", TWO_PROCESSES)
+ONNX = "onnx, onnxscript"
+NEEDS = ("", "transformers", "two GPUs", ONNX, TWO_PROCESSES)
 
 pytestmark = pytest.mark.torch
 
@@ -51,19 +53,26 @@ def test_blocks_of_a_page(page: str, tmp_path: Path) -> None:
 @pytest.mark.hf
 def test_blocks_with_transformers(tmp_path: Path) -> None:
     pytest.importorskip("kernels")
-    assert len(blocks("docs/pytorch.md", "transformers")) == 2
-    run("\n".join(blocks("docs/pytorch.md", "", "transformers")), tmp_path)
+    assert len(blocks("docs/use/models.md", "transformers")) == 2
+    run("\n".join(blocks("docs/use/models.md", "", "transformers")), tmp_path)
+
+
+def test_blocks_with_onnx(tmp_path: Path) -> None:
+    for module in ONNX.split(", "):
+        pytest.importorskip(module)
+    assert len(blocks("docs/use/pytorch.md", ONNX)) == 1
+    run("\n".join(blocks("docs/use/pytorch.md", "", ONNX)), tmp_path)
 
 
 @pytest.mark.multigpu
 def test_blocks_for_two_gpus(tmp_path: Path) -> None:
-    assert len(blocks("docs/pytorch.md", "two GPUs")) == 1
-    run("\n".join(blocks("docs/pytorch.md", "", "two GPUs")), tmp_path)
+    assert len(blocks("docs/use/pytorch.md", "two GPUs")) == 1
+    run("\n".join(blocks("docs/use/pytorch.md", "", "two GPUs")), tmp_path)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.multigpu)])
 def test_blocks_for_two_processes(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = blocks("docs/pytorch.md", TWO_PROCESSES)
+    (block,) = blocks("docs/use/pytorch.md", TWO_PROCESSES)
     if device == "cpu":
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run(block, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -1,8 +1,8 @@
 """Plant faults in copies of this checkout, one at a time, and see that the suite notices each.
 
     python -m tests.mutation                            every planted fault that this device can show
-    python -m tests.mutation --only F09 --only K10      these
-    python -m tests.mutation --automatic                those made by rule from the syntax trees instead
+    python -m tests.mutation F09 K10                    these
+    python -m tests.mutation --automatic judge          those made by rule from its syntax trees; or: kernels
 
 It prints each result with what noticed the fault and by which margin, then `killed K of N` and the survivors. Exit
 status: 0 where every fault is dead and every control alive, 1 otherwise, 2 for an unknown id or where the suite fails
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -29,17 +30,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", action="append", metavar="ID", help="only this mutant; repeatable")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="only these mutants")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets every result")
     parser.add_argument("--seed", type=int, default=0, help="of the judged cells: no fault may need one seed")
-    parser.add_argument("--automatic", action="store_true", help="the mutants made by rule instead")
+    parser.add_argument("--by", metavar="TEST", help='this stage alone: a test file, perhaps with "::name" or " -k …"')
+    parser.add_argument("--automatic", choices=automatic.PARTS, help="the mutants made by rule of this part instead")
     options = parser.parse_args()
     device = options.device if options.device != "auto" else "cuda" if compiled_kernels() else "cpu"
     try:
-        selected = select_automatic(options.only) if options.automatic else catalogue.select(options.only, device)
+        selected = (
+            select_automatic(options.automatic, options.ids)
+            if options.automatic
+            else catalogue.select(options.ids, device)
+        )
     except KeyError as error:
         parser.error(f"no mutant {error.args[0]!r}")
+    if options.by:
+        selected = [replace(mutant, noticed_by=options.by, then=()) for mutant in selected]
     if options.json:
         try:
             options.json.open("a").close()  # before the work
@@ -66,10 +74,10 @@ def main() -> int:
     return 0 if all(result.as_expected for result in results) else 1
 
 
-def select_automatic(ids: list[str] | None) -> list[Mutant]:
-    """The sample, or the mutants with these ids. Raises KeyError for an unknown id."""
+def select_automatic(part: str, ids: list[str] | None) -> list[Mutant]:
+    """The part's sample, or the mutants with these ids. Raises KeyError for an unknown id."""
     if not ids:
-        return automatic.sample(runner.CHECKOUT)
+        return automatic.sample(runner.CHECKOUT, part)
     by_id = {mutant.id: mutant for mutant in automatic.every_mutant(runner.CHECKOUT)}
     return [by_id[id] for id in ids]
 

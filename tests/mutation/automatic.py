@@ -1,4 +1,5 @@
-"""Mutants made by rule: every operator, comparison, constant, condition, loop bound and option of a kernel call.
+"""Mutants made by rule, of the kernels' room and of the judge: every operator, comparison, constant, condition, loop
+bound and option of a kernel call.
 
 The curated mutants are the faults that people make; these ask whether the suite sees a change that nobody thought of.
 They come from the syntax trees of today's files, so they are never out of date. `SURVIVORS` in `survivors.py` says for
@@ -16,7 +17,7 @@ from pathlib import Path
 from tests.mutation.mutant import CELLS, STATIC, Mutant
 from tests.mutation.survivors import SURVIVORS
 
-LIMIT = 250  # of almost 700: what two cores judge in half an hour
+LIMIT = 250  # of a part's mutants: what two cores judge in half an hour
 SEED = 0
 
 _ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//"}
@@ -56,20 +57,60 @@ _LAUNCH, _VARIANT, _HOST = (
     "tests/rmsnorm/triton/test_variant.py",
     "tests/rmsnorm/triton/test_host_contract.py",
 )
-# file → what is asked, in this order.
-ASKED = {
-    "kernels": (STATIC, CELLS, _TILES, f"{_HARD}::test_guard_pages"),
-    "split_kernels": (
-        STATIC,
-        f"{_TILES} -k test_tiles and split",
-        f"{_LAUNCH}::test_split_rows_do_not_wait_for_ever_on_nan",
-        f"{_HARD}::test_guard_pages",
-        f"{_LAUNCH} -k split",
-    ),
-    "plans": (_HOST, _VARIANT, f"{_LAUNCH} -k in_place or idle", CELLS, f"{_HARD} -k layouts or alignment", _TILES),
-    "launch": (_HOST, _VARIANT, f"{_LAUNCH} -k in_place or idle", CELLS, f"{_HARD} -k layouts or alignment", _TILES),
-    "variant": (_VARIANT, _HOST, CELLS),
-    "tiles": (f"{_LAUNCH} -k rule or shape or row_s_tile or another or fewest", _HOST, CELLS),
+_JUDGE = "tests/references"
+_JOINTS, _VERDICT = f"{_JUDGE}/judge/test_joints.py", f"{_JUDGE}/judge/test_verdict.py"
+_PLANTED, _BOUNDS = f"{_JUDGE}/judge/test_planted_faults.py", f"{_JUDGE}/bounds/test_tolerances.py"
+_REPORT, _PATTERNS = f"{_JUDGE}/report/test_report.py", f"{_JUDGE}/judge/test_patterns.py"
+# part → file → what is asked, in this order.
+PARTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "kernels": {
+        "rmsnorm/fused/kernels.py": (STATIC, CELLS, _TILES, f"{_HARD}::test_guard_pages"),
+        "rmsnorm/fused/few_rows_kernels.py": (
+            STATIC,
+            f"{_TILES} -k test_tiles and few_rows",
+            f"{_HARD}::test_guard_pages",
+        ),
+        "rmsnorm/fused/split_kernels.py": (
+            STATIC,
+            f"{_TILES} -k test_tiles and split",
+            f"{_LAUNCH}::test_split_rows_do_not_wait_for_ever_on_nan",
+            f"{_HARD}::test_guard_pages",
+            f"{_LAUNCH} -k split",
+        ),
+        "rmsnorm/fused/plans.py": (
+            _HOST,
+            _VARIANT,
+            f"{_LAUNCH} -k in_place or idle",
+            CELLS,
+            f"{_HARD} -k layouts or alignment",
+            _TILES,
+        ),
+        "rmsnorm/fused/launch.py": (
+            _HOST,
+            _VARIANT,
+            f"{_LAUNCH} -k in_place or idle",
+            CELLS,
+            f"{_HARD} -k layouts or alignment",
+            _TILES,
+        ),
+        "rmsnorm/fused/variant.py": (_VARIANT, _HOST, CELLS),
+        "rmsnorm/fused/tiles.py": (f"{_LAUNCH} -k rule or shape or row_s_tile or another or fewest", _HOST, CELLS),
+    },
+    "judge": {
+        "references/bounds/bound.py": (_JOINTS, _VERDICT, _PLANTED, _BOUNDS),
+        "references/bounds/enclosure.py": (_PLANTED, _BOUNDS),
+        "references/bounds/modes.py": (_VERDICT, _REPORT, _BOUNDS),
+        "references/bounds/rounding.py": (_PLANTED, _VERDICT, _BOUNDS),
+        "references/bounds/tolerances.py": (_JOINTS, _PLANTED, _VERDICT, _BOUNDS),
+        "references/cells/cell.py": (f"{_JUDGE}/cells/test_cells.py", _PLANTED),
+        "references/cells/levels.py": (f"{_JUDGE}/cells/test_cells.py",),
+        "references/cells/pairwise.py": (f"{_JUDGE}/cells/test_cells.py",),
+        "references/judge/comparison.py": (_JOINTS, _VERDICT, _PLANTED, _PATTERNS, _REPORT),
+        "references/judge/verdict.py": (_VERDICT, _JOINTS, _PLANTED, f"{_JUDGE}/candidates/test_repetition.py"),
+        "references/candidates/repetition.py": (f"{_JUDGE}/candidates/test_repetition.py",),
+        "references/candidates/profile.py": (f"{_JUDGE}/candidates/test_profile.py",),
+        "references/report/summary.py": (_REPORT, f"{_JUDGE}/test_cli.py"),
+    },
 }
 
 
@@ -84,14 +125,14 @@ class Edit:
     new: str
 
 
-def every_mutant(root: Path) -> list[Mutant]:
-    """All that the rules give for the checkout at `root`, by file and place."""
-    return [mutant for stem in ASKED for mutant in _mutants_of(root, stem)]
+def every_mutant(root: Path, *parts: str) -> list[Mutant]:
+    """All that the rules give for these parts (or all) of the checkout at `root`, by file and place."""
+    return [m for part in parts or PARTS for file, asked in PARTS[part].items() for m in _mutants_of(root, file, asked)]
 
 
-def sample(root: Path) -> list[Mutant]:
-    """About LIMIT of them, always the same for the same files: of each file and operator the same share."""
-    mutants = every_mutant(root)
+def sample(root: Path, part: str) -> list[Mutant]:
+    """About LIMIT of a part's, always the same for the same files: of each file and operator the same share."""
+    mutants = every_mutant(root, part)
     strata: dict[str, list[Mutant]] = {}
     for mutant in mutants:
         strata.setdefault(_stratum(mutant), []).append(mutant)
@@ -117,8 +158,8 @@ def _stratum(mutant: Mutant) -> str:
     return f"{file} {operator}"
 
 
-def _mutants_of(root: Path, stem: str) -> Iterator[Mutant]:
-    file = f"rmsnorm/fused/{stem}.py"
+def _mutants_of(root: Path, file: str, asked: tuple[str, ...]) -> Iterator[Mutant]:
+    stem = Path(file).stem
     text = (root / file).read_text(encoding="utf-8")
     seen: dict[str, int] = {}
     for edit in sorted(_Edits(text).found, key=lambda edit: (edit.start, edit.end, edit.operator, edit.new)):
@@ -131,10 +172,10 @@ def _mutants_of(root: Path, stem: str) -> Iterator[Mutant]:
             text[edit.start : edit.end],
             edit.new,
             _line(text, edit),
-            ASKED[stem][0],
+            asked[0],
             equivalent=SURVIVORS[id].reason if id in SURVIVORS else None,
             at=edit.start,
-            then=ASKED[stem][1:],
+            then=asked[1:],
         )
 
 
@@ -207,10 +248,9 @@ class _Edits(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
-        start, end = self._span(node)
-        operand = self._text[self._span(node.operand)[0] : end]
+        start, _ = self._span(node)
         if isinstance(node.op, ast.Not):
-            self._add("boolean", start, end, operand)
+            self._add("boolean", start, start + len("not"), "")
         elif isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
             self._add("arithmetic", start, start + 1, "")
         self.generic_visit(node)
@@ -235,7 +275,8 @@ class _Edits(ast.NodeVisitor):
         elif isinstance(value, int):
             self._add("constant", *self._span(node), str(value + 1))
         elif isinstance(value, float):
-            self._add("constant", *self._span(node), "0.0" if value == 1.0 else str(value + 1.0))
+            other = 0.0 if value == 1.0 else value + 1.0 if value + 1.0 != value else value / 2
+            self._add("constant", *self._span(node), str(other))
 
     def _condition(self, test: ast.expr) -> None:
         start, end = self._span(test)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from tests.mutation.faults import (
     autograd,
     checks,
+    few_rows_kernels,
     gpu,
+    gradients,
     kernels_backward,
     kernels_forward,
     launch,
     references,
     split_kernels,
+    strangers,
 )
 from tests.mutation.mutant import Mutant
 
@@ -18,15 +21,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *kernels_forward.MUTANTS,
     *kernels_backward.MUTANTS,
     *split_kernels.MUTANTS,
+    *few_rows_kernels.MUTANTS,
     *launch.MUTANTS,
     *checks.MUTANTS,
     *autograd.MUTANTS,
+    *gradients.MUTANTS,
     *references.MUTANTS,
+    *strangers.MUTANTS,
     *gpu.MUTANTS,
 )
 
 # One of each kind: what continuous integration runs.
-SAMPLE = ("F03", "F09", "F20", "F24", "C04", "K01", "B08", "B13", "B20", "K10", "S05", "H08", "E11", "D05", "RT2")
+SAMPLE = ("F03", "F09", "F20", "F24", "C04", "K01", "B08", "B13", "B20", "K10", "S05", "H08", "E11", "D03", "RT2")
 
 
 def select(ids: list[str] | None, device: str) -> list[Mutant]:

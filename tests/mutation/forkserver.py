@@ -53,9 +53,9 @@ def _child(request: dict[str, Any], scratch: Path) -> None:
     os.dup2(output, 2)
     os.environ["PYTHONPATH"] = str(scratch)
     sys.path[:] = [str(scratch), *(path for path in sys.path if path not in ("", request["checkout"]))]
-    if not (scratch / "references").is_symlink():  # the fault lies in the judge: what imported it goes too
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("references", "tests")]:
-            del sys.modules[name]
+    fresh = {"tests"} | {name for name in ("references",) if not (scratch / name).is_symlink()}  # a fault may lie there
+    for name in [name for name in sys.modules if name.partition(".")[0] in fresh]:
+        del sys.modules[name]
     importlib.import_module(request["task"]).judge(result=scratch / "outcome.json", **request["about"])
 
 

@@ -13,13 +13,33 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.mutation.mutant import CELLS, STATIC, Mutant
+from tests.mutation.stages import EVERYTHING
 
 CHECKOUT = Path.cwd()  # a checkout's tool: the installed package has no tests to run
-COPIED = ("rmsnorm", "references", "tests", "docs", "README.md", "conftest.py", "pyproject.toml")
+COPIED = (  # all that a test reads, so that what fails in a copy fails for its fault
+    "rmsnorm",
+    "references",
+    "tests",
+    "docs",
+    "examples",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "conftest.py",
+    "constraints.txt",
+    "pyproject.toml",
+    "tox.ini",
+)
+LINKED = (
+    "references",
+    "docs",
+)  # as long as no fault lies in them: a copy of the judge is imported anew, which takes time
 TIMEOUT = 900.0  # seconds for one mutant; each test and the cells have their own, shorter limit
 ALL = 99  # stages
 WORKERS = 2
@@ -122,7 +142,7 @@ class Judges:
             server.close()
 
     def ask(
-        self, mutants: Iterable[Mutant], task: str, on_answer: Callable[[Mutant, Answer], object], **options: Any
+        self, mutants: Iterable[Mutant], *, task: str, on_answer: Callable[[Mutant, Answer], object], **options: Any
     ) -> list[Answer]:
         """What the function `judge` of the module `task` finds out about each mutant, in order.
 
@@ -146,9 +166,7 @@ class Judges:
     def _ask(self, mutant: Mutant, worker: _Worker, task: str, options: dict[str, Any]) -> Answer:
         with tempfile.TemporaryDirectory(prefix=f"mutant-{mutant.id}-", ignore_cleanup_errors=True) as folder:
             scratch = Path(folder)
-            copy_checkout(
-                scratch, linked=[name for name in ("references", "docs") if not mutant.file.startswith(f"{name}/")]
-            )
+            copy_checkout(scratch, linked=[name for name in LINKED if name != _room(mutant)])
             mutant.apply(scratch)
             about = {"noticed_by": mutant.noticed_by, "then": mutant.then, "device": self.device, **options}
             request = {"scratch": folder, "checkout": str(CHECKOUT), "timeout": TIMEOUT, "task": task, "about": about}
@@ -175,25 +193,54 @@ def run(
         seed: of the judged cells and of the vote.
 
     Raises:
-        SuiteFails: a stage that is to notice a mutant, or did, fails without any.
+        SuiteFails: a stage fails in a copy in which nothing is planted. That is seen before a fault is judged by it.
     """
-    mutants = list(mutants)
-
-    def tell(mutant: Mutant, answer: Answer) -> None:
-        on_result(_result(mutant, answer))
-
-    def demand_silence(stages: set[str]) -> None:
-        unmutated = [Mutant("none", "conftest.py", "", "", "none", stage, at=0, then=()) for stage in sorted(stages)]
-        for stage, answer in zip(sorted(stages), judges.ask(unmutated, TASK, _ignore, depth=1, seed=seed), strict=True):
-            if answer["status"] != "survived":
-                raise SuiteFails(f"nothing is planted, and {stage} fails: {answer['kill']['text']}")
-
+    mutants = [_as_asked(mutant) for mutant in mutants]
+    by_id = {mutant.id: mutant for mutant in mutants}
+    found: dict[str, Answer] = {}
     with Judges(device, workers) as judges:
-        own = {mutant.noticed_by for mutant in mutants}
-        demand_silence(own)
-        answers = judges.ask(map(_as_asked, mutants), TASK, tell, depth=depth, seed=seed)
-        demand_silence({answer["stage"] for answer in answers if answer["status"] == "killed"} - own)
-    return [_result(mutant, answer) for mutant, answer in zip(mutants, answers, strict=True)]
+        ask = partial(judges.ask, task=TASK, seed=seed)
+
+        def demand_silence(stages: Iterable[tuple[str, Mutant]]) -> None:
+            """Each stage passes where nothing is planted, in a copy of the kind that the mutant gets."""
+            kinds = {(stage, _room(mutant)): replace(mutant, old="", new="", at=0) for stage, mutant in stages}
+            unmutated = [replace(mutant, noticed_by=stage, then=()) for (stage, _), mutant in sorted(kinds.items())]
+            for mutant, answer in zip(unmutated, ask(unmutated, on_answer=_ignore, depth=1), strict=True):
+                if answer["status"] != "survived":
+                    raise SuiteFails(f"nothing is planted, and {mutant.noticed_by} fails: {answer['kill']['text']}")
+
+        def tell(mutant: Mutant, answer: Answer) -> None:
+            found[mutant.id] = answer
+            if answer["status"] != "survived" or not _further(mutant, depth):
+                on_result(_result(mutant, answer))
+
+        def tell_last(asked: Mutant, answer: Answer) -> None:
+            first = found[asked.id]
+            spent = {name: first[name] + answer[name] for name in ("seconds", "processor")}
+            found[asked.id] = answer | spent
+            on_result(_result(by_id[asked.id], found[asked.id]))
+
+        demand_silence((mutant.noticed_by, mutant) for mutant in mutants)
+        ask(mutants, on_answer=tell, depth=1)
+        left = [m for m in mutants if found[m.id]["status"] == "survived" and _further(m, depth)]
+        demand_silence((stage, mutant) for mutant in left for stage in _further(mutant, depth))
+        # The rest of the stages, the first of which now stands for the mutant's own.
+        others = [(mutant, *_further(mutant, depth)) for mutant in left]
+        rest = [replace(mutant, noticed_by=stage, then=tuple(then)) for mutant, stage, *then in others]
+        ask(rest, on_answer=tell_last, depth=depth)
+    return [_result(mutant, found[mutant.id]) for mutant in mutants]
+
+
+def _further(mutant: Mutant, depth: int) -> tuple[str, ...]:
+    """The stages that are asked where the mutant's own notices nothing."""
+    others = tuple(name for name in EVERYTHING if name != mutant.noticed_by)
+    return (others if mutant.then is None else mutant.then)[: depth - 1]
+
+
+def _room(mutant: Mutant) -> str:
+    """The part of the checkout that the fault lies in, and that its copy does not merely link to."""
+    top = mutant.file.partition("/")[0]
+    return top if top in LINKED else ""
 
 
 def _as_asked(mutant: Mutant) -> Mutant:

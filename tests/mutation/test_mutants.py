@@ -36,10 +36,12 @@ def test_what_should_notice_a_mutant_exists(mutant: Mutant) -> None:
 
 def test_every_reference_and_every_judged_file_has_faults() -> None:
     files = {mutant.file for mutant in catalogue.MUTANTS if mutant.equivalent is None}
-    fused = ("kernels", "split_kernels", "plans", "launch", "variant", "tiles")
+    fused = ("kernels", "few_rows_kernels", "split_kernels", "plans", "launch", "variant", "tiles")
     assert {f"rmsnorm/fused/{name}.py" for name in fused} <= files
     assert {f"rmsnorm/{name}.py" for name in ("ops", "function", "eager", "checks", "module")} <= files
     assert {f"references/{name}_reference.py" for name in ("numpy", "torch", "jax")} <= files
+    more = ("transforms", "ownership", "nested", "measure", "hub", "tensor_parallel", "fused/interpreter")
+    assert {f"rmsnorm/{name}.py" for name in more} <= files
 
 
 def test_automatic_mutants_fit_and_the_list_of_survivors_fits_them() -> None:
@@ -52,9 +54,10 @@ def test_automatic_mutants_fit_and_the_list_of_survivors_fits_them() -> None:
     assert automatic.complaints(mutants) == []
 
 
-def test_the_sample_is_always_the_same_and_has_every_operator_of_every_file() -> None:
-    sample, every = automatic.sample(ROOT), automatic.every_mutant(ROOT)
-    assert sample == automatic.sample(ROOT)
+@pytest.mark.parametrize("part", automatic.PARTS)
+def test_the_sample_is_always_the_same_and_has_every_operator_of_every_file(part: str) -> None:
+    sample, every = automatic.sample(ROOT, part), automatic.every_mutant(ROOT, part)
+    assert sample == automatic.sample(ROOT, part)
     assert len(sample) == pytest.approx(automatic.LIMIT, rel=0.05)
     assert {automatic._stratum(mutant) for mutant in sample} == {automatic._stratum(mutant) for mutant in every}
 

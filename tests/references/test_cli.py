@@ -200,16 +200,19 @@ def test_a_candidate_that_can_express_nothing_gives_3(in_process) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_keeps_what_it_has(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "slow_norm.py").write_text(SLOW)
-    started = subprocess.Popen(
-        command("check", "slow_norm", "--level", "matrix", "--json", "o.json"),
-        cwd=tmp_path,
-        env=environment(),
-        # A script's background jobs ignore SIGINT, and so does what they start.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    # A script's background jobs ignore SIGINT, and so would what this one starts.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        started = subprocess.Popen(
+            command("check", "slow_norm", "--level", "matrix", "--json", "o.json"),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     while not (tmp_path / "started").exists() and started.poll() is None:
         time.sleep(0.05)
     started.send_signal(number)

@@ -36,3 +36,10 @@ def test_rmsnorm_needs_torch_and_triton_alone() -> None:
 def test_the_judge_needs_neither_torch_nor_jax(module: str) -> None:
     loaded = modules_after(blocked("torch", "jax", "triton", "rmsnorm") + f"import references.{module}")
     assert "numpy" in loaded or module == "spec"
+
+
+def test_the_face_costs_nothing_until_it_is_asked() -> None:
+    loaded = modules_after("import references")
+    assert not {"numpy", "torch", "jax"} & loaded
+    names = "load, check, check_all, Case, LEVELS, Profile, Verdict"
+    modules_after(blocked("torch", "jax", "triton", "rmsnorm") + f"from references import {names}")

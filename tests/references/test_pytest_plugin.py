@@ -79,6 +79,16 @@ def test_cells_are_tests_among_the_authors_own(project: Path) -> None:
     }
 
 
+def test_the_plainest_cells_are_run_several_times(project: Path) -> None:
+    counting = "\n\ncalls = 0\nright = forward\n\ndef forward(x, w, eps, offset):\n"
+    counting += "    global calls\n    calls += x.dtype == 'float32'\n    y, rstd = right(x, w, eps, offset)\n"
+    counting += "    return y * (1 + calls * 2e-7 if x.dtype == 'float32' else 1), rstd\n"
+    (project / "my_norm.py").write_text(NORM + counting)
+    done = run_pytest(project, *cells(PASSES), "-rA")
+    assert f"FAILED rmsnorm::{PASSES}" in done.stdout, done.stdout
+    assert "a second run on the same content gives other bits" in done.stdout
+
+
 def test_without_a_target_nothing_is_added(project: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "references.pytest_plugin", "-p", "no:cacheprovider"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 from unittest.mock import patch
@@ -55,11 +55,22 @@ class Target:
         return self.direction, self.itemsize, self.row_wise
 
     @property
-    def n_rows(self) -> int:
-        """Rows to time it with: enough to fill the GPU, as many as its variant is meant for."""
-        if not self.row_wise:
-            return max(tiles.BLOCK_WISE_MIN_ROWS, 2**26 // self.n_cols)
-        return 16384 if self.n_cols < 1024 else 4096 if self.n_cols <= 16384 else 2048
+    def row_counts(self) -> tuple[int, ...]:
+        """Numbers of rows to time it with, by columns and direction: the tile is one for all of them.
+
+        A backward of fewer rows is one launch of its own. Of a sum they are partial rows.
+        """
+        if self.direction == "finish":
+            return (16, 132, 264, 528, 1056)
+        if self.n_cols <= 256:  # heads: of one token, and of a batch of long texts
+            return (1024, 4096, 16384, 131072, 1048576)
+        if self.n_cols <= 1024:
+            return (1024, 4096, 16384, 131072) if self.direction == "backward" else (256, 1024, 4096, 16384, 131072)
+        if self.n_cols <= 2048:
+            return (1024, 4096, 16384)
+        if self.n_cols <= 16384:
+            return (512, 4096) if self.direction == "forward" else (4096,)
+        return (2048,)
 
     def fits(self, pattern: str) -> bool:
         """Whether every part of a pattern such as "bf16:4096" or "backward:f64" names it."""
@@ -117,7 +128,7 @@ def _about(target: Target) -> Entry:
 
 
 def configuration(target: Target, entry: Entry, processors: Processors) -> Config:
-    """What `rmsnorm.fused.tiles` makes of a table with this entry alone."""
+    """What `rmsnorm.fused.tiles` makes of a table with this entry alone, with the most programs."""
     if target.direction == "finish":
         return WeightGradientConfig(entry["block_partials"], entry["block_cols"], entry["num_warps"])
     with patch.object(tiles, "_table", lambda: {target.key: [entry]}):
@@ -128,9 +139,7 @@ def configuration(target: Target, entry: Entry, processors: Processors) -> Confi
             split = tiles.split_config.__wrapped__(target.n_cols, target.itemsize, processors)
             assert split is not None
             return split
-        tile = tiles._backward_tiles.__wrapped__(target.n_cols, target.itemsize, target.row_wise, processors)
-        n_tiles = -(-target.n_rows // tile.block_rows)
-        return replace(tile, n_programs=tiles.fewest_programs(n_tiles, tile.n_programs))
+        return tiles._backward_tiles.__wrapped__(target.n_cols, target.itemsize, target.row_wise, processors)
 
 
 def candidates(target: Target, processors: Processors) -> dict[Config, Entry]:
@@ -168,17 +177,18 @@ def _forward(target: Target, processors: Processors) -> Iterator[Entry]:
 
 
 def _backward(target: Target, processors: Processors) -> Iterator[Entry]:
+    stages, counts = ((1, 2, 3, 4), (1, 2, 3, 4, 6, 8, 16)) if target.row_wise else ((1, 3), (2, 4, 8, 16))
     for block_rows, block_cols, num_warps in _tiles(target, 8):
         width = -(-target.n_cols // block_cols) * block_cols
         accumulated = block_rows * width * max(4, target.itemsize) / (32 * num_warps)
         if accumulated > MOST_ACCUMULATED and num_warps < max(WARPS):
             continue
         reloads = (False,) if target.n_cols * target.itemsize < 16384 else (False, True)
-        for num_stages, reload_weight in itertools.product((1, 2, 3, 4), reloads):
+        for num_stages, reload_weight in itertools.product(stages, reloads):
             in_flight = (num_stages - 1) * (3 if reload_weight else 2) * block_rows * width * target.itemsize + 2048
-            if num_stages == 1 and target.n_cols * target.itemsize < 16384 and target.itemsize < 8:
+            if num_stages == 1 and target.row_wise and target.n_cols * target.itemsize < 16384 and target.itemsize < 8:
                 continue  # rows so short are better with the next ones in flight
-            for programs in (1, 2, 3, 4, 6, 8, 16):
+            for programs in counts:
                 if programs * num_warps <= MOST_WARPS and programs * in_flight <= processors.shared_memory:
                     yield {
                         "block_rows": block_rows,
@@ -192,25 +202,20 @@ def _backward(target: Target, processors: Processors) -> Iterator[Entry]:
 
 def _split(target: Target, processors: Processors) -> Iterator[Entry]:
     above_n_cols = present(target, processors)["above_n_cols"]
-    for n_splits, block_cols, num_warps in itertools.product((4, 8, 16, 32), (1024, 2048, 4096), (2, 4, 8)):
-        n_chunks = target.n_cols // (n_splits * block_cols)
+    for block_cols, num_warps in itertools.product((1024, 2048, 4096), (2, 4, 8, 16)):
         share = block_cols * target.itemsize / (32 * num_warps)
-        if not 1 <= n_chunks <= 4 or not share >= VECTOR or n_chunks * share > MOST_HELD / 2:
+        if not VECTOR <= share <= MOST_HELD / 2:
             continue
-        for reload_rows, num_stages, programs in itertools.product((False, True), (1, 2), (2, 3, 4, 5)):
-            if programs * processors.count < n_splits:
-                continue  # a row's programs must all be resident
-            yield {
-                "above_n_cols": above_n_cols,
-                "n_splits": n_splits,
-                "n_chunks": n_chunks,
-                "block_cols": block_cols,
-                "num_warps": num_warps,
-                "num_stages": num_stages,
-                "programs_a_processor": programs,
-                "reload_rows": reload_rows,
-                "reload_weight": False,
-            }
+        for reload_rows, programs in itertools.product((False, True), (2, 3, 4, 6, 8)):
+            n_splits = -(-target.n_cols // block_cols)
+            if n_splits > 1 and programs * processors.count >= n_splits and programs * num_warps <= MOST_WARPS:
+                yield {
+                    "above_n_cols": above_n_cols,
+                    "block_cols": block_cols,
+                    "num_warps": num_warps,
+                    "programs_a_processor": programs,
+                    "reload_rows": reload_rows,
+                }
 
 
 def _finish(target: Target, processors: Processors) -> Iterator[Entry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 from rmsnorm.fused import tiles  # noqa: E402
 from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, Processors  # noqa: E402
 from tests.benchmarks.timing import Timing  # noqa: E402
-from tests.tuning import tune  # noqa: E402
+from tests.tuning import few_rows, tune  # noqa: E402
 from tests.tuning.candidates import Target, candidates, configuration, entries, present, targets  # noqa: E402
 
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)
@@ -52,28 +53,53 @@ def test_finalists_are_the_fastest_and_the_present_one_in_order() -> None:
 def test_the_table_is_written_as_it_is() -> None:
     text = tune.TABLE.read_text()
     table = json.loads(text)
-    assert tune.table_text(table["device"], table["entries"][::-1]) == text
+    assert tune.table_text({**table, "entries": table["entries"][::-1]}) == text
     assert tune.updated(table, {"targets": {}}, table["device"]) == text
 
 
-def record(entry: dict[str, Any], changed: bool = True) -> dict[str, Any]:
-    return {"entry": entry, "changed": changed}
+def record(entry: dict[str, Any], changed: bool = True, microseconds: float = 1.0) -> dict[str, Any]:
+    return {"entry": entry, "changed": changed, "microseconds": microseconds}
 
 
 def test_changed_entries_replace_theirs_or_are_added() -> None:
     about = {"direction": "forward", "itemsize": 2, "row_wise": True, "block_rows": 1, "num_warps": 4}
-    replaced, kept = {**about, "n_cols": 64}, {**about, "n_cols": 128}
-    better, added = {**replaced, "num_warps": 16}, {**about, "n_cols": 96}
+    replaced, kept = {**about, "n_cols": 64, "found": "trial sweep"}, {**about, "n_cols": 128}
+    better, added = {**about, "n_cols": 64, "num_warps": 16}, {**about, "n_cols": 96}
     log = {
         "targets": {
             "a": record(better),
             "b": record(added),
-            "c": record({**kept, "num_warps": 16}, changed=False),
+            "c": record({**kept, "found": "trial sweep"}, changed=False),
+            "e": record({**about, "n_cols": 100}, changed=False),  # none of its own: that of 128 was kept
             "d": record({**kept, "direction": "finish", "num_warps": 16}),
         }
     }
-    written = json.loads(tune.updated({"entries": [kept, replaced]}, log, "a GPU"))
-    assert written == {"device": "a GPU", "entries": [better, added, kept]}
+    table = {"block_wise": [], "entries": [{**kept, "found": "trial sweep"}, replaced]}
+    written = json.loads(tune.updated(table, log, "a GPU"))
+    assert written == {"device": "a GPU", "block_wise": [], "entries": [better, added, kept]}, "what is measured, is so"
+
+
+@pytest.mark.parametrize(
+    ("times", "most"),
+    [
+        ({}, 256),
+        ({512: (2.0, 1.0)}, 512),
+        ({512: (2.0, 1.0), 1024: (1.0, 1.0)}, 1024),
+        ({512: (2.0, 1.0), 1024: (0.9, 1.0), 2048: (2.0, 1.0)}, 512),
+        ({128: (0.9, 1.0), 512: (2.0, 1.0)}, 64),
+        ({512: (2.0, None), 256: (None, 9.0)}, 256),
+    ],
+)
+def test_rows_are_block_wise_up_to_where_row_wise_was_first_faster(times: dict, most: int) -> None:
+    log: dict[str, Any] = {"targets": {}}
+    for n_cols, by_variant in times.items():
+        for row_wise, microseconds in zip((True, False), by_variant, strict=True):
+            about = {"direction": "backward", "itemsize": 4, "n_cols": n_cols, "row_wise": row_wise}
+            if microseconds is not None:
+                log["targets"][f"{n_cols} {row_wise}"] = record(about, microseconds=microseconds)
+            other = record({**about, "itemsize": 2}, microseconds=float(row_wise))
+            log["targets"][f"{n_cols} {row_wise} other"] = other
+    assert tune.block_wise_max_cols({"direction": "backward", "itemsize": 4, "max_cols": 256}, log) == most
 
 
 def test_patterns_name_targets_in_their_order() -> None:
@@ -111,7 +137,7 @@ def test_candidates_start_with_the_present_entry_and_differ(target: Target) -> N
     if target.direction == "forward":
         assert first == tiles.forward_config(target.n_cols, target.itemsize, target.row_wise, target.casting_mode)
     elif target.direction == "backward":
-        assert first == tiles.backward_config(target.n_rows, target.n_cols, target.itemsize, target.row_wise, H200)
+        assert first == tiles._backward_tiles(target.n_cols, target.itemsize, target.row_wise, H200)
     elif target.direction == "split":
         assert first == tiles.split_config(target.n_cols, target.itemsize, H200)
     assert len(found) > 1
@@ -128,9 +154,9 @@ def test_the_number_of_programs_is_no_kernel_of_its_own() -> None:
 
 
 def test_dry_run(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["tune", "--dry-run", "--only", "forward:f32:64:row"])
+    monkeypatch.setattr("sys.argv", ["tune", "--dry-run", "--only", "forward:f32:4096:row"])
     tune.main()
-    assert capsys.readouterr().out == "forward:f32:64:row: 2 candidates, 2 kernels, 16384 rows\n"
+    assert capsys.readouterr().out == "forward:f32:4096:row: 39 candidates, 39 kernels, rows (512, 4096)\n"
 
 
 def test_a_log_of_other_kernels_is_refused(tmp_path) -> None:
@@ -148,7 +174,7 @@ class FakeTimer:
     def __init__(self) -> None:
         self.timed: list[int] = []
 
-    def time(self, calls: Any, repetitions: int) -> dict[str, Timing]:
+    def time(self, calls: Any, repetitions: int = 1) -> dict[str, Timing]:
         for call in calls.values():
             call()
         self.timed.append(len(calls))
@@ -162,7 +188,7 @@ class FakeTimer:
 def test_a_target_is_judged_timed_and_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few = Processors(count=8, shared_memory=232448, cooperative=True)
     (target,) = targets([name])
-    monkeypatch.setattr(Target, "n_rows", 3)
+    monkeypatch.setattr(Target, "row_counts", (3,))
     found = candidates(target, few)
     monkeypatch.setattr(tune, "candidates", lambda *_: dict(list(found.items())[:3]))
     timer = FakeTimer()
@@ -172,7 +198,7 @@ def test_a_target_is_judged_timed_and_recorded(name: str, monkeypatch: pytest.Mo
     assert [c["fault"] for c in result["candidates"]] == [None] * n_candidates
     assert result["entry"] == list(found.values())[n_candidates - 1]
     assert result["changed"]
-    assert result["present_microseconds"] == 100.0
+    assert result["present_microseconds"] == pytest.approx(100.0)
     assert "→" in tune.progress(target, result, 1.0)
     json.dumps(result)
 
@@ -182,7 +208,7 @@ def test_a_faulty_candidate_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> Non
     target = Target("forward", "f32", 512, True)
     found = list(candidates(target, H200))
     judge = tune.Judge._judge
-    monkeypatch.setattr(Target, "n_rows", 3)
+    monkeypatch.setattr(Target, "row_counts", (3,))
     monkeypatch.setattr(tune.Judge, "_judge", lambda self, c: "y is wrong" if c == found[-1] else judge(self, c))
     timer = FakeTimer()
     result = tune.tune(target, H200, timer)
@@ -200,9 +226,10 @@ def test_wrong_results_are_a_fault() -> None:
 @pytest.fixture
 def machine(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run without a GPU, into a table and a log of its own: run(patterns, time_budget)."""
-    monkeypatch.setattr(Target, "n_rows", 3)
+    monkeypatch.setattr(Target, "row_counts", (3,))
     monkeypatch.setattr(tune, "TABLE", tmp_path / "tuned.json")
-    tune.TABLE.write_text(tune.table_text("another GPU", entries()))
+    table = json.loads(resources.files("rmsnorm.fused").joinpath("tuned.json").read_text())
+    tune.TABLE.write_text(tune.table_text({**table, "device": "another GPU"}))
     monkeypatch.setattr(tune, "KernelTimer", FakeTimer)
     monkeypatch.setattr(tune, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
     monkeypatch.setattr(tune, "compile_candidate", lambda *_: None)
@@ -210,7 +237,7 @@ def machine(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(tune.plans, "processors", lambda _: H200)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     log = tmp_path / "log.json"
-    return lambda patterns, time_budget: tune.run(targets(patterns), log, time_budget)
+    return lambda patterns, time_budget: tune.run(targets(patterns), log, tune.TABLE, time_budget)
 
 
 @pytest.mark.interpret
@@ -233,3 +260,10 @@ def test_no_target_is_started_when_time_is_up(machine: Any, capsys: pytest.Captu
     machine(["forward:f32:512:row"], 0.0)
     assert "time is up: forward:f32:512:row" in capsys.readouterr().out
     assert tune.TABLE.read_text() == before
+
+
+@pytest.mark.interpret
+def test_one_launch_of_few_rows_is_timed_beside_two() -> None:
+    record = few_rows.measure("f32", 3, 64, FakeTimer())
+    assert {"two", "one", "4x16", "4x64"} <= set(record["microseconds"])
+    assert few_rows.line(record).startswith("| 3×64 f32 | 100.00 | 90.00 | ")

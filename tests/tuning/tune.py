@@ -7,10 +7,12 @@
     python3 -m tests.tuning.tune --dry-run                          what would be measured, without a GPU
 
 Each candidate is judged against the derived bounds first, then all of a target are timed in one session, each call
-after a cleaned L2; the fastest ones once more, longer. The present entry stays unless another is faster by more than
-HYSTERESIS; among those that are equally fast the simplest is taken, so that a second run finds the same. The log holds
-every time and is what a run goes on from: targets in it are not measured again. Sums of partial rows ("finish") follow
-a rule, not the table: they are measured for the log alone.
+after a cleaned L2; the fastest ones once more, longer. What counts is the geometric mean over the target's numbers of
+rows, for all of which the tile is one. The present entry stays unless another is faster by more than HYSTERESIS; among
+those that are equally fast the simplest is taken, so that a second run finds the same. Where both variants of a number
+of columns were measured, they decide up to where rows are block-wise. The log holds every time and is what a run goes
+on from: targets in it are not measured again. Sums of partial rows ("finish") follow a rule, not the table: they are
+measured for the log alone.
 """
 
 from __future__ import annotations
@@ -36,8 +38,16 @@ import triton
 
 from rmsnorm import checks
 from rmsnorm.fused import launch, plans
-from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, Processors, SplitConfig, WeightGradientConfig
+from rmsnorm.fused.tiles import (
+    BackwardConfig,
+    ForwardConfig,
+    Processors,
+    SplitConfig,
+    WeightGradientConfig,
+    fewest_programs,
+)
 from rmsnorm.fused.variant import Variant
+from tests.benchmarks.shapes import geometric_mean
 from tests.benchmarks.timing import KernelTimer
 from tests.tuning.candidates import DTYPES, Config, Entry, Target, candidates, configuration, present, targets
 
@@ -79,24 +89,45 @@ def finalists(times: Times, now: Config) -> list[Config]:
     return [config for config in times if config in fastest or config == now]
 
 
-def table_text(device: str, entries: list[Entry]) -> str:
+def table_text(table: Mapping[str, Any]) -> str:
     """`tuned.json`: one entry a line, in one order."""
 
     def place(entry: Entry) -> tuple:
         mode = entry.get("casting_mode", "")
         return ORDER.index(entry["direction"]), not entry["row_wise"], entry["itemsize"], entry["n_cols"], mode
 
-    lines = ",\n".join(json.dumps(entry) for entry in sorted(entries, key=place))
-    return f'{{\n"device": {json.dumps(device)},\n"entries": [\n{lines}\n]\n}}\n'
+    def lines(entries: list[Entry]) -> str:
+        return "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]"
+
+    entries = sorted(table["entries"], key=place)
+    device, block_wise = json.dumps(table["device"]), lines(table["block_wise"])
+    return f'{{\n"device": {device},\n"block_wise": {block_wise},\n"entries": {lines(entries)}\n}}\n'
 
 
 def updated(table: dict[str, Any], log: dict[str, Any], device: str) -> str:
-    """The table's text with the log's choices in place of what they replace."""
+    """The table's text with the log's choices in place of what they replace, and no mark on what is measured."""
     entries = {_identity(entry): entry for entry in table["entries"]}
     for record in log["targets"].values():
-        if record["changed"] and record["entry"]["direction"] in ORDER:
-            entries[_identity(record["entry"])] = record["entry"]
-    return table_text(device, list(entries.values()))
+        identity = _identity(record["entry"])
+        if record["entry"]["direction"] in ORDER and (record["changed"] or identity in entries):
+            entries[identity] = {name: value for name, value in record["entry"].items() if name != "found"}
+    block_wise = [entry | {"max_cols": block_wise_max_cols(entry, log)} for entry in table["block_wise"]]
+    return table_text({"device": device, "block_wise": block_wise, "entries": list(entries.values())})
+
+
+def block_wise_max_cols(entry: Mapping[str, Any], log: dict[str, Any]) -> int:
+    """Up to how many columns rows are block-wise: to below the first number of columns where row-wise was faster."""
+    most: int = entry["max_cols"]
+    times: dict[int, dict[bool, float]] = {}  # n_cols → row-wise → microseconds
+    for record in log["targets"].values():
+        about = record["entry"]
+        if (about["direction"], about["itemsize"]) == (entry["direction"], entry["itemsize"]):
+            times.setdefault(about["n_cols"], {})[about["row_wise"]] = record["microseconds"]
+    for n_cols in sorted(n for n, found in times.items() if len(found) == 2):
+        if times[n_cols][True] < times[n_cols][False]:
+            return min(most, n_cols // 2)
+        most = max(most, n_cols)
+    return most
 
 
 def _identity(entry: Entry) -> tuple:
@@ -132,6 +163,9 @@ class Problem:
         return launch.rms_norm_forward(self.x, self.w, eps=EPS, config=config, **settings(self.target))
 
     def backward(self, config: BackwardConfig | SplitConfig) -> torch.Tensor | None:
+        if isinstance(config, BackwardConfig):
+            n_tiles = -(-len(self.x) // config.block_rows)
+            config = replace(config, n_programs=fewest_programs(n_tiles, config.n_programs))
         return launch.rms_norm_backward(
             self.dy, self.x, self.w, self.rstd, dx=self.dx, needs_dw=True, config=config, **settings(self.target)
         )
@@ -212,33 +246,40 @@ def tune(target: Target, processors: Processors, timer: KernelTimer) -> dict[str
     faults = {config: judge.fault(config) for config in found}
     right = [config for config, fault in faults.items() if fault is None]
     now = configuration(target, present(target, processors), processors)
-    n_rows = processors.count if target.direction == "finish" else target.n_rows
-    problem = Problem(target, n_rows)
 
-    def time_all(configs: list[Config], repetitions: int) -> dict[Config, Any]:
-        timings = {}
-        for start in range(0, len(configs), SESSION):
-            session = configs[start : start + SESSION]
-            calls = {str(i): functools.partial(problem.run, config) for i, config in enumerate(session)}
-            timings |= dict(zip(session, timer.time(calls, repetitions).values(), strict=True))
-        return timings
+    def time_all(configs: list[Config], repetitions: int) -> dict[Config, dict[int, float]]:
+        """Microseconds of each configuration by number of rows."""
+        times: dict[Config, dict[int, float]] = {config: {} for config in configs}
+        for n_rows in target.row_counts:
+            problem = Problem(target, n_rows)
+            for start in range(0, len(configs), SESSION):
+                session = configs[start : start + SESSION]
+                calls = {str(i): functools.partial(problem.run, config) for i, config in enumerate(session)}
+                for config, timing in zip(session, timer.time(calls, repetitions).values(), strict=True):
+                    times[config][n_rows] = timing.median
+        return times
+
+    def means(times: dict[Config, dict[int, float]]) -> dict[Config, float]:
+        return {config: geometric_mean(list(by_rows.values())) for config, by_rows in times.items()}
 
     first = time_all(right, REPETITIONS)
-    final = time_all(finalists({c: t.median for c, t in first.items()}, now), FINAL_REPETITIONS)
-    chosen = choose({config: timing.median for config, timing in final.items()}, now)
+    final = time_all(finalists(means(first), now), FINAL_REPETITIONS)
+    scores = means(final)
+    chosen = choose(scores, now)
     return {
-        "n_rows": n_rows,
         "entry": found[chosen],
         "changed": chosen != now,
-        "microseconds": final[chosen].median,
-        "present_microseconds": final[now].median if now in final else None,
+        "microseconds": scores[chosen],
+        "by_rows": final[chosen],
+        "present_microseconds": scores.get(now),
+        "present_by_rows": final.get(now),
         "candidates": [
             {
                 "config": str(config),
                 "entry": found[config],
                 "fault": faults[config],
-                "first": vars(first[config]) if config in first else None,
-                "final": vars(final[config]) if config in final else None,
+                "first": first.get(config),
+                "final": final.get(config),
             }
             for config in found
         ],
@@ -249,13 +290,18 @@ def tune(target: Target, processors: Processors, timer: KernelTimer) -> dict[str
 
 
 def compile_candidate(target: Target, config: Config, processors: Processors) -> None:
-    """Compile what the launch with this configuration runs; launch nothing."""
+    """Compile what the launch with this configuration runs at every number of rows; launch nothing."""
 
     def compile_only(variant: Variant, n_programs: int, tensors: Any, integers: Any) -> None:
         variant._kernel.warmup(*tensors, *integers, *variant._constants, grid=(1,), **variant._options)
 
+    for n_rows in target.row_counts:
+        _compile(target, n_rows, config, processors, compile_only)
+
+
+def _compile(target: Target, n_rows: int, config: Config, processors: Processors, compile_only: Any) -> None:
     dtype = DTYPES[target.dtype]
-    x = torch.empty(target.n_rows, target.n_cols, dtype=dtype, device="meta")
+    x = torch.empty(n_rows, target.n_cols, dtype=dtype, device="meta")
     w = torch.empty(target.n_cols, dtype=dtype, device="meta")
     with (
         patch.object(Variant, "launch", compile_only),
@@ -267,7 +313,7 @@ def compile_candidate(target: Target, config: Config, processors: Processors) ->
         elif isinstance(config, WeightGradientConfig):
             finish(config, x.to(checks.compute_dtype(dtype)), w)
         else:
-            rstd = torch.empty(target.n_rows, dtype=checks.compute_dtype(dtype), device="meta")
+            rstd = torch.empty(n_rows, dtype=checks.compute_dtype(dtype), device="meta")
             dx = torch.empty_like(x)
             launch.rms_norm_backward(x, x, w, rstd, dx=dx, needs_dw=True, config=config, **settings(target))
 
@@ -323,11 +369,11 @@ def describe(wanted: list[Target], processors: Processors) -> list[str]:
     lines = []
     for target in wanted:
         n_candidates, n_kernels = len(candidates(target, processors)), len(kernels_of(target, processors))
-        lines.append(f"{target}: {n_candidates} candidates, {n_kernels} kernels, {target.n_rows} rows")
+        lines.append(f"{target}: {n_candidates} candidates, {n_kernels} kernels, rows {target.row_counts}")
     return lines
 
 
-def run(wanted: list[Target], log_path: Path, time_budget: float) -> None:
+def run(wanted: list[Target], log_path: Path, table_path: Path, time_budget: float) -> None:
     started = time.monotonic()
     processors = plans.processors(torch.device("cuda", torch.cuda.current_device()))
     log = load_log(log_path, fingerprint())
@@ -335,6 +381,8 @@ def run(wanted: list[Target], log_path: Path, time_budget: float) -> None:
     print(f"{len(todo)} targets to measure, {len(wanted) - len(todo)} in the log", flush=True)
     timer = KernelTimer()
     table = json.loads(TABLE.read_text())
+    if log["targets"]:
+        table_path.write_text(updated(table, log, log["about"]["device"]), encoding="utf-8")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         compiling = {target: start_compiling(pool, target, processors) for target in todo}
         for target in todo:
@@ -354,7 +402,7 @@ def run(wanted: list[Target], log_path: Path, time_budget: float) -> None:
                 continue
             log["targets"][str(target)] = record
             log_path.write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
-            TABLE.write_text(updated(table, log, log["about"]["device"]), encoding="utf-8")
+            table_path.write_text(updated(table, log, log["about"]["device"]), encoding="utf-8")
             print(progress(target, record, time.monotonic() - started), flush=True)
             torch.cuda.empty_cache()
 
@@ -374,6 +422,7 @@ def main() -> None:
         "--time-budget", type=float, default=float("inf"), metavar="SECONDS", help="start nothing later"
     )
     parser.add_argument("--log", type=Path, default=Path("tuning_log.json"), help="every time; gone on from if there")
+    parser.add_argument("--table", type=Path, default=TABLE, help="where the table goes that the log makes")
     parser.add_argument("--dry-run", action="store_true", help="list what would be measured")
     arguments = parser.parse_args()
     try:
@@ -385,7 +434,7 @@ def main() -> None:
     elif not torch.cuda.is_available():
         parser.error("tuning needs a CUDA GPU; --dry-run does not")
     else:
-        run(wanted, arguments.log, arguments.time_budget)
+        run(wanted, arguments.log, arguments.table, arguments.time_budget)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,32 @@ def test_bounds_are_sound_and_tight(cells, mode, dtype, tensor):
         assert cell.decided >= 0.7 * cell.elements
 
 
+@pytest.mark.parametrize(
+    ("ratios", "misrounded", "sums", "says", "status"),
+    [
+        ((0.5, 0.9), 0, 0.5, "sound, tight", 0),
+        ((0.5, 1.0), 0, 0.5, "sound, tight", 0),
+        ((0.5, 1.1), 0, 0.5, "UNSOUND, tight", 1),
+        ((7.0, 0.9), 0, 0.5, "UNSOUND, tight", 1),
+        ((0.5, 0.9), 0, 1.1, "UNSOUND, tight", 1),
+        ((0.5, 0.9), 1, 0.5, "UNSOUND, tight", 1),
+        ((0.001, 0.9), 0, 0.5, "sound, LOOSE", 1),
+        ((0.5, 0.9), 0, 0.001, "sound, LOOSE", 1),
+    ],
+)
+def test_the_self_test_judges_by_its_worst_cell(ratios, misrounded, sums, says, status, monkeypatch, capsys):
+    def measured(sample):
+        cells = [draws.Cell(ratio=ratio) for ratio in ratios]
+        cells[0].misrounded = misrounded
+        return {("llama", "float32", str(number)): cell for number, cell in enumerate(cells)}
+
+    monkeypatch.setattr(draws, "measure", measured)
+    monkeypatch.setattr(draws, "many_rows", lambda *_: sums)
+    monkeypatch.setattr("sys.argv", ["draws"])
+    assert draws.main() == status
+    assert capsys.readouterr().out.splitlines()[-1] == says
+
+
 @pytest.mark.parametrize("order", draws.ORDERS)
 def test_many_rows(order):
     """A bound by Σ|p| would stand at √rows times the error; the one for independent rows stays near it."""

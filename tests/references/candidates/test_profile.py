@@ -320,7 +320,7 @@ def test_no_mode_is_named_on_thin_evidence() -> None:
 
 
 def test_the_profile_of_the_guide_is_one() -> None:
-    guide = (Path(__file__).parents[3] / "docs" / "judging.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "docs/judge/own_kernel.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     claims = tomllib.loads(block)
     assert Profile().with_claims(claims).columns_multiple_of == claims["columns_multiple_of"]

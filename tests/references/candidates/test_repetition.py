@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from references import arrays
+from references import arrays, numpy_reference
 from references.candidates.loading import Implementation, load
 from references.candidates.memory import Arguments
-from references.candidates.repetition import Behaviour
+from references.candidates.repetition import Behaviour, observe
 from references.cells.cell import LAYOUT_CODES, Case, Inputs, make_inputs
 from references.cells.levels import MATRIX, SMOKE
 from references.judge.verdict import check, plainest
@@ -91,3 +91,40 @@ def test_one_plain_cell_of_each_mode_and_dtype_is_repeated() -> None:
         assert all(case.n_rows > 1 and case.data == "normal" for case in chosen)
     assert {(case.offset, case.weight) for case in plainest(MATRIX)} == {(0.0, "same")}
     assert plainest([dataclasses.replace(CASE, shape=(0, 41))]) == set()
+
+
+class Depends:
+    """Results that are right but for one tensor, which a number of its own shows at one call."""
+
+    def __init__(self, tensor: str, when: Callable[[int, Case], bool]) -> None:
+        self.tensor, self.when, self.calls = tensor, when, 0
+
+    def __call__(self, case: Case, arguments: Any) -> dict[str, np.ndarray | None]:
+        inputs = {name: np.array(view) for name, view in arguments.views.items()}
+        about: dict[str, Any] = {"eps": case.eps, "offset": case.offset, "casting_mode": case.casting_mode}
+        y, rstd = numpy_reference.forward(inputs["x"], inputs["w"], **about)
+        dx, dw = numpy_reference.backward(inputs["dy"], inputs["x"], inputs["w"], **about)
+        found: dict[str, np.ndarray | None] = {"y": y, "rstd": rstd, "dx": dx, "dw": dw}
+        self.calls += 1
+        if self.when(self.calls, case):
+            value = found[self.tensor]
+            assert value is not None
+            value.flat[-1] = np.nextafter(value.flat[-1], np.float32(np.inf))
+        return found
+
+
+def observed(tensor: str, when: Callable[[int, Case], bool]) -> Behaviour:
+    def arrange(case: Case, inputs: Inputs) -> Arguments:
+        return Arguments(case, inputs, "numpy", "cpu")
+
+    return observe(CASE, make_inputs(CASE), arrange, Depends(tensor, when))
+
+
+@pytest.mark.parametrize("tensor", ["y", "rstd", "dx", "dw"])
+def test_each_tensor_is_asked_for_each_behaviour(tensor: str) -> None:
+    assert observed(tensor, lambda call, case: False) == Behaviour()
+    assert observed(tensor, lambda call, case: True) == Behaviour()
+    third = observed(tensor, lambda call, case: call == 3)
+    assert third.unrepeated == (tensor,)
+    alone = observed(tensor, lambda call, case: case.n_rows == 1)
+    assert alone.batch_dependent == (() if tensor == "dw" else (tensor,)), "dW is a sum over the batch"

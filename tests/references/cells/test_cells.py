@@ -28,6 +28,33 @@ def choices(case: Case) -> dict:
     return {name: getattr(case, name) for name in names} | shape | {"eps": PLAIN_EPS.get(case.eps, "mean_square")}
 
 
+def test_the_axes_are_those_of_the_specification() -> None:
+    """Written out: a value that is lost from an axis is lost from every test that reads the axis."""
+    columns = {case.shape[-1] for case in COVERING}
+    assert columns >= {1, 2, 3, 7, 16, 17, 64, 127, 128, 255, 256, 257, 1000, 4096, 4097, 65536}
+    assert {case.n_rows for case in COVERING} >= {0, 1, 2, 15, 16, 17, 33}
+    assert {len(case.shape) for case in COVERING} >= {1, 2, 3, 4}
+    for cases in (MATRIX, COVERING, SMOKE):
+        assert {case.casting_mode for case in cases} == {"llama", "gemma", "none"}
+        assert {case.dtype for case in cases} == {"float16", "bfloat16", "float32", "float64"}
+        assert {case.offset for case in cases} >= {0.0, 0.5, 1.0}
+        assert {case.weight for case in cases} >= {"same", "float32", "none"}
+        assert {case.in_place for case in cases} == {True, False}
+    for cases in (COVERING, SMOKE):
+        layouts = {"contiguous", "row_strided", "column_strided", "transposed", "misaligned", "heads", "expanded"}
+        assert {case.x_layout for case in cases} == {case.dy_layout for case in cases} == layouts
+        assert {case.w_layout for case in cases} >= {"contiguous", "column_strided", "misaligned"}
+        kinds = {"normal", "heavy_tailed", "outlier_column", "constant_rows", "tiny", "huge", "zero_rows", "non_finite"}
+        assert {case.data for case in cases} >= kinds - ({"huge"} if cases is SMOKE else set())
+        assert {case.row_mode for case in cases} == {None, True, False}
+
+
+def test_smoke_is_small_and_covers() -> None:
+    assert 100 <= len(SMOKE) <= 150
+    assert {case.shape[-1] for case in SMOKE} >= {1, 2, 7, 17, 64, 96, 128, 257, 1000, 4097}
+    assert {case.n_rows for case in SMOKE} >= {0, 1, 2, 16, 17, 129}
+
+
 def test_matrix_is_the_full_product() -> None:
     product = set(itertools.product(*levels.MATRIX_AXES.values()))
     assert len(MATRIX) == len(product) == 3 * 3 * 4 * 2 * 3

@@ -207,12 +207,12 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_document_is_the_table_of_its_results() -> None:
-    results = sorted((ROOT / "docs").glob("peers*.json"))
-    text = (ROOT / "docs" / "peers.md").read_text(encoding="utf-8")
+    results = sorted((ROOT / "docs/results/data").glob("peers*.json"))
+    text = (ROOT / "docs/results/peers.md").read_text(encoding="utf-8")
     assert results and table.markdown([table.read(path) for path in results]) in text
 
 
-PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "peers.md").read_text(encoding="utf-8"), re.DOTALL)
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/judge/peers.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.mark.peers

@@ -49,6 +49,18 @@ def test_the_layer_has_no_state_and_one_method() -> None:
     assert own == {"forward", "has_backward", "can_torch_compile"}
 
 
+def test_the_layer_passes_on_what_the_convention_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(hub, "liger_rms_norm", lambda *arguments: calls.append(arguments) or arguments[0])
+    layer = hub.LigerRMSNorm()
+    layer.weight, layer.variance_epsilon = nn.Parameter(torch.randn(H)), 1e-3
+    x = torch.randn(3, H)
+    assert layer(x) is x
+    ((got_x, got_w, *settings),) = calls
+    assert got_x is x and got_w is layer.weight
+    assert settings == [1e-3, 0.0, "llama"]  # eps, offset, casting mode; the rest as everywhere
+
+
 def test_kernelize_puts_it_into_an_annotated_class(mapping: Any) -> None:
     from kernels import Mode, kernelize, use_kernel_forward_from_hub
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import inspect
-import re
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from references.peers import transformers_norms
 from rmsnorm import LigerRMSNorm
 from rmsnorm.convert import Report, convert_model
 from rmsnorm.fused import launch
@@ -34,38 +30,15 @@ def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-def norm_classes() -> Iterator[type[nn.Module]]:
-    """Every class named *RMSNorm* that a model file of transformers defines."""
-    import transformers
-
-    folder = Path(transformers.__file__).parent
-    for path in sorted(folder.glob("models/*/modeling_*.py")):
-        names = re.findall(r"^class (\w*RMSNorm\w*)\(", path.read_text(), re.MULTILINE)
-        if names:
-            module = importlib.import_module(
-                ".".join(("transformers", *path.relative_to(folder).with_suffix("").parts))
-            )
-            yield from (getattr(module, name) for name in names)
-
-
 def instance(norm_class: type[nn.Module]) -> nn.Module:
     """One of size H, in bfloat16, with noise for a weight."""
-    arguments: dict[str, Any] = {}
-    for name, parameter in inspect.signature(norm_class).parameters.items():
-        if name in ("hidden_size", "dim"):
-            arguments[name] = H
-        elif name == "group_size" and parameter.default is parameter.empty:
-            arguments[name] = H // 4
-        elif name == "config":
-            configuration = inspect.get_annotations(norm_class.__init__, eval_str=True)["config"]
-            arguments[name] = configuration(hidden_size=H)
-    norm = norm_class(**arguments).to(torch.bfloat16)
+    norm = transformers_norms.instance(norm_class, H).to(torch.bfloat16)
     for parameter in norm.parameters():
         nn.init.normal_(parameter)
     return norm
 
 
-# README.md and docs/pytorch.md give these numbers for this version.
+# docs/use/models.md gives these numbers for this version.
 COUNTED = "5.24."
 COUNTS = {
     "llama, offset 0, exact": 144,
@@ -83,7 +56,7 @@ def test_every_norm_class_is_converted_or_refused(record_property: Any) -> None:
     import transformers
 
     counts: Counter[str] = Counter()
-    for norm_class in norm_classes():
+    for norm_class in transformers_norms.norm_classes():
         original = instance(norm_class)
         model = nn.Sequential(copy.deepcopy(original))
         entry = convert_model(model).entries[0]  # a gated norm may hold a plain one, which comes second

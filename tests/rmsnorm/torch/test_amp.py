@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rmsnorm import LigerRMSNorm, liger_rms_norm, ops
+from rmsnorm import LigerRMSNorm, liger_rms_norm
 from rmsnorm.fused import launch
 
 H = 16
@@ -89,24 +89,12 @@ def test_checkpointing_repeats_every_bit(device: str, use_reentrant: bool) -> No
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_rstd_outlives_the_forward_only_where_a_backward_may_come(
-    device: str, mode: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forward = ops.forward
-
-    def observed(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        y, rstd = forward(*args)
-        storages.append(rstd.untyped_storage()._weak_ref())
-        return y, rstd
-
-    storages: list[int] = []
-    monkeypatch.setattr(ops, "forward", observed)
+def test_a_forward_without_gradients_saves_nothing(device: str, mode: Any) -> None:
+    saved: list[torch.Tensor] = []
     norm = LigerRMSNorm(H, device=device)
-    with mode():
+    with mode(), torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         y = norm(torch.randn(3, H, device=device))
-    alive = not torch.UntypedStorage._expired(storages[0])
-    torch.UntypedStorage._free_weak_ref(storages[0])
-    assert alive == (mode is torch.enable_grad)
+    assert len(saved) == (3 if mode is torch.enable_grad else 0)
     assert y.requires_grad == (mode is torch.enable_grad)
 
 

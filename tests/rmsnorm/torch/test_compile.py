@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,19 +191,113 @@ def test_export_with_dynamic_rows(device: str) -> None:
         assert_same_bits([exported.module()(x)], [block(x)])
 
 
+LOADS_A_PACKAGE = """
+import sys
+import torch
+package, inputs, outputs = sys.argv[1:]
+loaded = torch._inductor.aoti_load_package(package)
+torch.save([loaded(x) for x in torch.load(inputs)], outputs)
+assert "rmsnorm" not in sys.modules
+"""
+
+
+def packaged(module: nn.Module, inputs: list[torch.Tensor], tmp_path: Path) -> list[torch.Tensor]:
+    """What an AOTInductor package of the module gives in a process that does not import this package."""
+    rows = torch.export.Dim("rows", min=2, max=1024)
+    exported = torch.export.export(module, (inputs[0],), dynamic_shapes=({0: rows},))
+    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "module.pt2"))
+    torch.save(inputs, tmp_path / "inputs")
+    arguments = [package, str(tmp_path / "inputs"), str(tmp_path / "outputs")]
+    subprocess.run([sys.executable, "-c", LOADS_A_PACKAGE, *arguments], check=True, cwd=tmp_path, timeout=120)
+    return torch.load(tmp_path / "outputs")
+
+
 @pytest.mark.slow
 def test_aot_inductor_package(device: str, tmp_path: Path) -> None:
-    if device == "cuda":
-        pytest.skip("with torch 2.11 on an H200 the loaded package crashed the process: not supported there")
     block = Block().to(device).eval()
-    x = torch.randn(4, 3, H, device=device)
-    rows = torch.export.Dim("rows", min=2, max=1024)
-    exported = torch.export.export(block, (x,), dynamic_shapes={"x": {0: rows}})
-    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "block.pt2"))
-    loaded = torch._inductor.aoti_load_package(package)
-    for n_rows in (4, 9):
-        x = torch.randn(n_rows, 3, H, device=device)
-        assert_same_bits([loaded(x)], [block(x)])
+    inputs = [torch.randn(n_rows, 3, H, device=device) for n_rows in (4, 9)]
+    if device == "cuda":  # the package holds the kernels
+        try:
+            packaged(nn.RMSNorm(H, device=device), inputs, tmp_path)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f"AOTInductor loads no package of torch.nn.RMSNorm here either: {error}")
+        outputs = packaged(block, inputs, tmp_path)
+    else:  # on a CPU it holds the operators, which this package registers
+        rows = torch.export.Dim("rows", min=2, max=1024)
+        exported = torch.export.export(block, (inputs[0],), dynamic_shapes={"x": {0: rows}})
+        package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "block.pt2"))
+        loaded = torch._inductor.aoti_load_package(package)
+        outputs = [loaded(x) for x in inputs]
+    assert_same_bits(outputs, [block(x) for x in inputs])
+
+
+TRACES = """
+import torch, triton
+from types import SimpleNamespace
+from triton.backends.compiler import GPUTarget
+from torch._functorch.aot_autograd import aot_function
+from torch._subclasses.fake_tensor import FakeTensorMode
+from rmsnorm import ops
+from rmsnorm.fused import plans
+from rmsnorm.fused.tiles import Processors
+
+target = GPUTarget("cuda", 90, 32)
+triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0))
+plans.processors = lambda device: Processors(132, 227 * 1024, cooperative=True)
+graphs = []
+
+
+def keep(graph, inputs):
+    graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+    return graph
+
+
+def trace(function, *tensors):
+    try:
+        aot_function(function, fw_compiler=keep, bw_compiler=keep)(*tensors)
+    except RuntimeError as error:  # the graph is made; there is no GPU to run it
+        assert "cuda" in str(error), error
+
+
+for n_cols in (128, 65536):
+    for device in ("cuda", "cpu"):
+        with FakeTensorMode(), torch.no_grad():
+            x = torch.empty(64, n_cols, device=device, dtype=torch.bfloat16)
+            w, rstd = torch.empty(n_cols, device=device), torch.empty(64, device=device)
+            trace(lambda x, w: ops.rms_norm_forward(x, w, 1e-6, 0.0, "llama", None), x, w)
+            settings = (1e-6, 0.0, "llama", None, True, True)
+            trace(lambda x, w, rstd: ops.rms_norm_backward(x, x, w, rstd, *settings), x, w, rstd)
+for graph in graphs:
+    print(sum("triton_kernel_wrapper" in node for node in graph), sum("rmsnorm" in node for node in graph))
+"""
+
+
+def test_the_compiler_sees_the_launches() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-W", "ignore", "-c", TRACES]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    graphs = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
+    # Launches and operators: forward and backward of narrow rows on a GPU, on a CPU; of rows that the backward splits.
+    assert graphs == [(1, 0), (2, 0), (0, 1), (0, 1), (1, 0), (0, 1), (0, 1), (0, 1)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("casting_mode", MODES)
+def test_generated_code_calls_no_operator_of_ours(casting_mode: str) -> None:
+    torch.compiler.reset()
+    x, dy = (torch.randn(64, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    w = torch.randn(256, device="cuda")
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return liger_rms_norm(x, w, 1e-6, 0.5, casting_mode)
+
+    compiled = torch.compile(function, fullgraph=True)
+    got, codes = torch._inductor.utils.run_and_get_code(gradients, compiled, x, w, dy)
+    assert_same_bits(got, gradients(function, x, w, dy))
+    assert len(codes) == 2
+    assert all("rms_norm" in code and "torch.ops.rmsnorm" not in code for code in codes)
 
 
 @pytest.mark.gpu

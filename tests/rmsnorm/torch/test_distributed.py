@@ -285,6 +285,64 @@ def sharded_columns_all_reduce_one_number_a_row(device: str) -> None:
 
 
 @body
+def sharded_columns_of_a_subgroup(device: str) -> None:
+    """Each rank is a group of its own: what another group holds is not in the sum."""
+    from rmsnorm.tensor_parallel import hidden_sharded_rms_norm
+
+    rank = dist.get_rank()
+    groups = [dist.new_group([other]) for other in range(dist.get_world_size())]
+    x, w = random(3, H, device=device) * (rank + 1), random(H, device=device)
+    dy = x.flip(0)
+    for mode in MODES:
+        leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+        y = hidden_sharded_rms_norm(*leaves, H, EPS, OFFSET, mode, groups[rank])
+        dx, dw = torch.autograd.grad(y, leaves, dy)
+        got = {"y": y.detach().cpu(), "dx": dx.cpu(), "dw": dw.cpu()}
+        assert_within_bounds(got, x.cpu(), w.cpu(), dy.cpu(), mode)
+
+
+@body
+def residual_blocks_in_ddp_and_fsdp(device: str) -> None:
+    """h + norm(h) @ m, three times: the gradients of one process, whoever wraps the blocks."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    from rmsnorm import LigerRMSNorm
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = LigerRMSNorm(H, EPS), nn.Linear(H, H, bias=False)
+
+        def forward(self, h: torch.Tensor) -> torch.Tensor:
+            return h + self.linear(self.norm(h))
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(Block(), Block(), Block()).to(device)
+    x, dy = random(4, H, device=device), random(4, H, device=device).flip(0)
+    (plain(x) * dy).sum().backward()
+    wanted = {name: p.grad.clone() for name, p in plain.named_parameters()}
+    plain.zero_grad()
+    for kind in ("ddp", "fsdp"):
+        model = copy.deepcopy(plain)
+        if kind == "ddp":
+            wrapped: nn.Module = DistributedDataParallel(model)
+        else:
+            mesh = dist.init_device_mesh(device, (dist.get_world_size(),))
+            for block in model:
+                fully_shard(block, mesh=mesh)
+            wrapped = fully_shard(model, mesh=mesh)
+        for _ in range(2):  # buckets are made anew after the first
+            wrapped.zero_grad()
+            (wrapped(x) * dy).sum().backward()
+            for name, parameter in model.named_parameters():
+                gradient = parameter.grad
+                assert gradient is not None, f"{kind}: {name}"
+                whole = gradient.full_tensor() if kind == "fsdp" else gradient
+                assert torch.allclose(whole, wanted[name], rtol=1e-5, atol=1e-5), f"{kind}: {name}"
+
+
+@body
 def sharded_columns_refuse_what_cannot_be_computed(device: str) -> None:
     from rmsnorm.tensor_parallel import hidden_sharded_rms_norm
 

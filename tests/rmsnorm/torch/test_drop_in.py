@@ -20,7 +20,7 @@ H = 16
 pytestmark = pytest.mark.torch
 
 SETTINGS = ("offset", "casting_mode", "init_fn", "in_place")
-# Upstream's per-model subclasses as arguments of LigerRMSNorm: docs/pytorch.md holds the same table.
+# Upstream's per-model subclasses as arguments of LigerRMSNorm: docs/use/from_liger.md holds the same table.
 SUBCLASSES: dict[str, dict[str, Any]] = {
     "LigerRMSNormForGemma": {"offset": 1.0, "casting_mode": "gemma", "init_fn": "zeros", "in_place": True},
     "LigerRMSNormForGemma2": {"offset": 1.0, "casting_mode": "gemma", "init_fn": "zeros", "in_place": False},
@@ -39,7 +39,7 @@ def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_of_the_documentation_is_this_one() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/use/from_liger.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`LigerRMSNormFor.*?) \| (\S+) \| `(.*?)` \| `(.*?)` \| (\S+) \|", page, re.MULTILINE)
     documented = {}
     for names, offset, casting_mode, init_fn, in_place in rows:

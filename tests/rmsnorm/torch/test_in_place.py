@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from rmsnorm import LigerRMSNorm, liger_rms_norm, ops, ownership  # noqa: E402
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
-ROWS, COLS = 6, 24
+ROWS, COLS = 144, 24  # more rows than an H200 has processors: fewer are not written over
 EPS = 1e-3
 
 
@@ -506,7 +506,7 @@ def test_a_view_that_only_the_engine_holds_is_written_over(device: str, biased: 
     # The gradient that a matrix product of three-dimensional input hands back is a view of a matrix.
     norm, dx = LigerRMSNorm(COLS).to(device), []
     linear = nn.Linear(COLS, 8, biased).to(device)
-    x = torch.randn(2, 3, COLS, device=device, requires_grad=True)
+    x = torch.randn(2, ROWS // 2, COLS, device=device, requires_grad=True)
     where: list[int] = []
     y = norm(Downstream.apply(x, dx))
     y.register_hook(lambda g: where.append(g.data_ptr()))
@@ -517,16 +517,16 @@ def test_a_view_that_only_the_engine_holds_is_written_over(device: str, biased: 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["expanded", "column_strided", "row_strided", "transposed", "numpy", "inference"])
 def test_a_dy_that_is_not_dense_memory_of_its_own_stays(device: str, kind: str) -> None:
-    dense = torch.randn(COLS, COLS)
+    dense = torch.randn(ROWS, ROWS)
     with torch.inference_mode():
-        inference = dense.clone()
+        inference = dense.to(device).clone()
     make = {
-        "expanded": lambda: dense.to(device)[:1].expand(COLS, COLS),
+        "expanded": lambda: dense.to(device)[:1].expand(ROWS, ROWS),
         "column_strided": lambda: dense.to(device).repeat(1, 2)[:, ::2],
-        "row_strided": lambda: dense.to(device).repeat(1, 2)[:, :COLS],
+        "row_strided": lambda: dense.to(device).repeat(1, 2)[:, :ROWS],
         "transposed": lambda: dense.to(device).t(),
         "numpy": lambda: torch.from_dlpack(dense.to(device)) if device == "cuda" else torch.from_numpy(dense.numpy()),
-        "inference": lambda: inference.to(device),
+        "inference": lambda: inference,
     }[kind]
     pointers: list[int] = []
 
@@ -541,7 +541,7 @@ def test_a_dy_that_is_not_dense_memory_of_its_own_stays(device: str, kind: str) 
             pointers.append(dy.data_ptr())
             return dy
 
-    x, seen = torch.randn(COLS, COLS, device=device, requires_grad=True), []
+    x, seen = torch.randn(ROWS, ROWS, device=device, requires_grad=True), []
     Gives.apply(liger_rms_norm(Downstream.apply(x, seen), None, EPS)).backward()
     assert seen[0] != pointers[0]
 

@@ -65,6 +65,20 @@ def test_every_setting_reaches_the_function(settings: dict[str, Any]) -> None:
         assert not torch.equal(module(x), liger_rms_norm(x, module.weight, 1e-6))
 
 
+@pytest.mark.parametrize("x_dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("w_dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_weight_is_used_in_its_own_dtype(w_dtype: torch.dtype, x_dtype: torch.dtype) -> None:
+    module = noisy(dtype=w_dtype, casting_mode="gemma")
+    x, dy = torch.randn(16, H).to(x_dtype), torch.randn(16, H).to(x_dtype)
+    module(x).backward(dy)
+    weight = module.weight.detach().clone().requires_grad_()
+    y = liger_rms_norm(x, weight, 1e-6, 0.0, "gemma", False)
+    (dw,) = torch.autograd.grad(y, weight, dy)
+    assert torch.equal(module(x), y)
+    assert module.weight.grad is not None and torch.equal(module.weight.grad, dw)
+    assert module.weight.grad.dtype == w_dtype
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_state_dict_both_ways_with_torch(affine: bool) -> None:
     ours, theirs = noisy(elementwise_affine=affine), nn.RMSNorm(H, elementwise_affine=affine)

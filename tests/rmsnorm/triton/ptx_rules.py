@@ -74,7 +74,10 @@ def _narrow_accesses(kernel: dict[str, Any]) -> Iterator[str]:
         # Whole tiles are read and written by _load_rows and _store_rows, the rest is one row's or one column's.
         of_tile = constants.get("BLOCK_ROWS", 1) if "ptr + offsets" in line or "(rows *" in line else 1
         of_tile = constants.get("BLOCK_PARTIALS", of_tile)
-        share = max(1, of_tile * constants["BLOCK_COLS"] // threads) * itemsizes[pointer]
+        elements = of_tile * constants["BLOCK_COLS"]
+        if "SUM_COLS" in constants:  # the programs of dw read by the same line
+            elements = min(elements, constants["SUM_ROWS"] * constants["SUM_COLS"])
+        share = max(1, elements // threads) * itemsizes[pointer]
         if width < min(16, share):
             yield f"wide: {width} bytes of {min(16, share)}: {line}"
 

@@ -54,7 +54,10 @@ CASES = (
     Case("none", 0.5, "bfloat16", "same", True, (3, 5120), 0.7),  # chunks, all held
     Case("llama", 0.5, "float32", "same", True, (3, 4100), 0.7, dy_layout="row_strided"),
     Case("llama", 0.5, "float32", "same", True, (2, 16384), 0.7),  # streamed, weight reloaded
+    Case("gemma", 0.5, "bfloat16", "same", True, (150, 96), 0.7),  # more rows than few, block-wise
+    Case("llama", 0.5, "float32", "same", False, (140, 3000), 0.7),
     Case("llama", 0.5, "float64", "same", True, (2, 16384), 0.7),  # split rows
+    Case("none", 0.5, "float64", "same", False, (5, 24001), 0.7, x_layout="row_strided"),
     Case("none", 0.5, "float16", "same", True, (2, 65536), 0.7),  # some held, some streamed; split rows
     Case("gemma", 0.5, "bfloat16", "same", True, (5, 40000), 0.7, dy_layout="misaligned"),
     Case("llama", 0.5, "float32", "float32", True, (5, 32768), 0.7, x_layout="row_strided"),

@@ -3,7 +3,7 @@
 masked-load   a load with a mask says what the masked elements are (`other=`)
 load-mask     a load has a mask, or stands in LOADS_WITHOUT_MASK with the reason
 store-mask    a store has a mask, or stands in STORES_WITHOUT_MASK with the reason
-int64         a program id or loop counter is cast to int64 before it is multiplied
+int64         a program id or loop counter is cast to int64 before it is multiplied, or handed on as a row
 upcast        what was loaded is cast before it enters arithmetic
 rounding      a cast to x's dtype stands in `_round` or as the value of a store
 hint          no tl.assume, tl.multiple_of, tl.max_contiguous: they can lie
@@ -19,14 +19,13 @@ from pathlib import Path
 
 # (function, pointer) → why the mask may be missing.
 LOADS_WITHOUT_MASK = {
-    ("_collect", "slots"): "every slot of a row belongs to a program: N_SPLITS of them, no more",
     ("rms_norm_backward_split_kernel", "rstd_ptr + row"): "one element of a row that exists",
 }
 STORES_WITHOUT_MASK = {("_publish", "exchange_ptr + row * N_SPLITS + split"): "one slot, of a row that exists"}
 
 COMPUTE_DTYPE_POINTERS = ("rstd_ptr", "dw_partial_ptr")  # what lies there needs no cast
 HINTS = ("assume", "multiple_of", "max_contiguous")
-LOADERS = ("load", "_load_rows", "_load_weight")
+LOADERS = ("load", "_load_rows", "_load_slice", "_load_weight")
 LOW_PRECISION = ("bfloat16", "float16", "X_DTYPE", "element_ty")
 
 
@@ -90,6 +89,8 @@ class _Kernel:
             yield "load-mask", node
         if name == "store" and "mask" not in keywords and place not in STORES_WITHOUT_MASK:
             yield "store-mask", node
+        if any(isinstance(a, ast.Name) and "row" in a.id and self._is("program_id", a) for a in node.args):
+            yield "int64", node
         if name in HINTS:
             yield "hint", node
         if name.startswith("atomic_"):
@@ -119,7 +120,7 @@ class _Kernel:
         if not isinstance(loop, ast.Call) or _called(loop) != "range":
             return False
         of_programs = any(self._is("program_id", bound) for bound in loop.args)
-        return of_programs or any(word in ast.unparse(loop) for word in ("program", "partials"))
+        return of_programs or any(word in ast.unparse(loop) for word in ("program", "partials", "n_rows"))
 
     def _is(self, kind: str, node: ast.expr) -> bool:
         """Whether the expression is such a value, and no cast stands around it."""

@@ -6,6 +6,7 @@ RMSNORM_FUZZ_EXAMPLES sets how many examples are tried, of which CI takes few, a
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from references.cells.cell import Case, Inputs  # noqa: E402
 from references.judge.verdict import compare  # noqa: E402
 from references.spec import DTYPES  # noqa: E402
 from rmsnorm.fused import launch  # noqa: E402
-from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig  # noqa: E402
+from rmsnorm.fused.tiles import BackwardConfig, FewRowsConfig, ForwardConfig, SplitConfig  # noqa: E402
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 EXAMPLES = int(os.environ.get("RMSNORM_FUZZ_EXAMPLES", "25"))
@@ -65,6 +66,13 @@ def problems(draw: st.DrawFn) -> tuple[Case, Inputs, dict[str, tuple[int, int]],
     backward = BackwardConfig(block_rows, block_cols, 1, 1, draw(st.integers(1, 3)), draw(st.booleans()))
     n_tiles = -(-n_rows // block_rows)
     backward = BackwardConfig(block_rows, block_cols, 1, 1, min(backward.n_programs, n_tiles), backward.reload_weight)
+    kind = draw(st.sampled_from(("tiles", "few rows", "split")))
+    if kind == "few rows":
+        tiles = replace(backward, n_programs=n_tiles)
+        backward = FewRowsConfig(tiles, draw(st.sampled_from((1, 2, 8))), draw(st.sampled_from((4, 16, 64))))
+    elif kind == "split":
+        slice_cols = draw(st.sampled_from((4, 8, 32)))
+        backward = SplitConfig(-(-n_cols // slice_cols), slice_cols, 1, draw(st.integers(1, 3)), draw(st.booleans()))
     return case, inputs, strides, forward, backward
 
 

@@ -37,7 +37,7 @@ def probe(name: str, *arguments: str) -> None:
 @pytest.mark.interpret
 @pytest.mark.parametrize("at", ["end", "start"])
 def test_guard_pages(at: str) -> None:
-    probe("guard_pages.py", at, "row", "chunks", "block", "split", "split_reload")
+    probe("guard_pages.py", at, "row", "chunks", "block", "few_rows", "split", "split_reload")
 
 
 @pytest.mark.interpret

@@ -86,6 +86,7 @@ def test_an_entry_of_one_casting_mode_is_for_that_one_alone(
     ]
     (tmp_path / "tuned.json").write_text(json.dumps({"entries": entries[::order]}))
     monkeypatch.setattr(tiles.resources, "files", lambda _: tmp_path)
+    monkeypatch.setattr(tiles, "_tuned", tiles._tuned.__wrapped__)
     table = tiles._table.__wrapped__()
     monkeypatch.setattr(tiles, "_table", lambda: table)
     warps = {
@@ -94,8 +95,11 @@ def test_an_entry_of_one_casting_mode_is_for_that_one_alone(
     assert warps == {"llama": 4, "gemma": 4, "none": 2}
 
 
-@pytest.mark.parametrize("row_mode", [True, False])
-def test_a_tile_does_not_depend_on_the_number_of_rows(row_mode: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n_cols", [64, 200, 1000, 4096])
+@pytest.mark.parametrize("row_mode", [None, True, False])
+def test_a_tile_does_not_depend_on_the_number_of_rows(
+    row_mode: bool | None, n_cols: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Few rows in a hundred differ by another order of additions: a test of bits would need many.
     seen: list[Any] = []
 
@@ -108,11 +112,12 @@ def test_a_tile_does_not_depend_on_the_number_of_rows(row_mode: bool, monkeypatc
     for name in ("forward_plan", "backward_plan"):  # nothing is remembered of this
         monkeypatch.setattr(plans, name, getattr(plans, name).__wrapped__)
     about = {"offset": 0.0, "casting_mode": "llama", "row_mode": row_mode}
-    for n_rows in (1, 2, 3, 17, 1000):
-        x = torch.ones(n_rows, 200)
+    for n_rows in (1, 2, 3, 17, 1000, 10**6):
+        x = torch.empty(n_rows, n_cols, device="meta")
+        monkeypatch.setattr(plans, "processors", lambda _: H200)
         _, rstd = launch.rms_norm_forward(x, None, eps=0.5, **about)
         launch.rms_norm_backward(x, x, None, rstd, dx=torch.empty_like(x), needs_dw=False, **about)
-    assert len(seen) == 10
+    assert len(seen) == 12
     assert len(set(seen)) == 2, "one tile forward, one backward"
 
 
@@ -121,13 +126,49 @@ def test_no_program_is_launched_for_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     programs: list[int] = []
     monkeypatch.setattr(Variant, "launch", lambda self, n_programs, *_: programs.append(n_programs))
     x, w = torch.ones(7, 100), torch.ones(100)
-    _, rstd = launch.rms_norm_forward(x, w, eps=0.5, offset=0.0, casting_mode="llama")
+    rows = tiles.ForwardConfig(1, 128, 1, 1)
+    _, rstd = launch.rms_norm_forward(x, w, eps=0.5, offset=0.0, casting_mode="llama", config=rows)
     tile = BackwardConfig(2, 128, 1, 1, 3, False)
     launch.rms_norm_backward(
         x, x, w, rstd, offset=0.0, casting_mode="llama", dx=torch.empty_like(x), needs_dw=True, config=tile
     )
     finish = tiles.weight_gradient_config(3, 100, plans.INTERPRETER)
     assert programs == [7, 3, -(-100 // finish.block_cols)]
+
+
+def few_rows_launches(n_rows: int, needs_dx: bool, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Kernel and number of programs of each launch of a backward with dw. Nothing is launched."""
+    seen: list[tuple[str, int]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Variant, "launch", lambda self, n, *_: seen.append((self._kernel.fn.__name__, n)))
+        x, w = torch.ones(n_rows, 100), torch.ones(100)
+        about = {"offset": 0.0, "casting_mode": "llama", "row_mode": True}
+        dx = torch.empty_like(x) if needs_dx else None
+        launch.rms_norm_backward(x, x, w, torch.ones(n_rows), dx=dx, needs_dw=True, **about)
+    return seen
+
+
+def test_few_rows_take_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The interpreter has four processors: few rows are four.
+    few = tiles.few_rows_config(4, 100, 4, True, plans.INTERPRETER)
+    slices = -(-100 // few.sum_cols)
+    name = "rms_norm_backward_few_rows_kernel"
+    assert few_rows_launches(4, True, monkeypatch) == [(name, 4 + slices)]
+    assert few_rows_launches(4, False, monkeypatch) == [(name, slices)]
+    many = [kernel for kernel, _ in few_rows_launches(5, True, monkeypatch)]
+    assert many == ["rms_norm_backward_kernel", "rms_norm_weight_gradient_kernel"]
+
+
+@pytest.mark.interpret
+def test_few_rows_give_the_same_bits_in_place() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, dy, w = (torch.randn(shape, generator=generator) for shape in ((2, 100), (2, 100), (100,)))
+    about = {"offset": 0.5, "casting_mode": "llama"}
+    _, rstd = launch.rms_norm_forward(x, w, eps=0.7, **about)
+    dx, over = torch.empty_like(x), dy.clone()
+    dw = launch.rms_norm_backward(dy, x, w, rstd, dx=dx, needs_dw=True, **about)
+    assert torch.equal(launch.rms_norm_backward(over, x, w, rstd, dx=over, needs_dw=True, **about), dw)
+    assert torch.equal(over, dx)
 
 
 @pytest.mark.interpret
@@ -144,6 +185,26 @@ def test_without_gradients_there_is_no_node(mode: Any, monkeypatch: pytest.Monke
         assert torch.equal(liger_rms_norm(x, w, 1e-6), wanted)
     with pytest.raises(AssertionError, match="a node was made"):
         liger_rms_norm(x, w, 1e-6)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("asked", ["no_grad", "inference_mode", "frozen", "x", "w"])
+def test_rstd_is_stored_where_a_gradient_can_be_asked_for(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[bool] = []
+    forward = launch.rms_norm_forward
+
+    def record(*args: Any, **settings: Any) -> Any:
+        y, rstd = forward(*args, **settings)
+        stored.append(rstd is not None)
+        return y, rstd
+
+    monkeypatch.setattr(launch, "rms_norm_forward", record)
+    x = torch.randn(3, 8, requires_grad=asked not in ("frozen", "w"))
+    w = torch.randn(8, requires_grad=asked not in ("frozen", "x"))
+    with getattr(torch, asked, torch.enable_grad)():
+        y = liger_rms_norm(x, w, 1e-6)
+    assert stored == [asked in ("x", "w")]
+    assert torch.equal(y, liger_rms_norm(x.detach().requires_grad_(), w, 1e-6)), "the bits depend on it"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,10 +82,11 @@ def test_backward_tiles_and_program_counts(block_rows: int, block_cols: int, n_p
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("n_groups", [1, 2, 3])
-@pytest.mark.parametrize(("reload_rows", "reload_weight"), [(a, b) for a in (False, True) for b in (False, True)])
-def test_backward_split_rows(reload_rows: bool, reload_weight: bool, n_groups: int, device: str) -> None:
+@pytest.mark.parametrize("reload_rows", [False, True])
+@pytest.mark.parametrize(("n_splits", "block_cols"), [(8, 128), (4, 256), (2, 512), (63, 16)])
+def test_backward_split_rows(n_splits: int, block_cols: int, reload_rows: bool, n_groups: int, device: str) -> None:
     problem = Problem(5, 1000, device)
-    config = SplitConfig(4, 2, 128, 1, 1, n_groups, reload_rows, reload_weight)
+    config = SplitConfig(n_splits, block_cols, 1, n_groups, reload_rows)
     dx, dw = problem.backward(config)
     problem.assert_right(dx=dx, dw=dw)
 
@@ -94,11 +96,14 @@ def test_backward_split_rows(reload_rows: bool, reload_weight: bool, n_groups: i
     ("dtype", "bits", "empty"),
     [("float32", torch.int32, split_kernels.EMPTY_32), ("float64", torch.int64, split_kernels.EMPTY_64)],
 )
-def test_split_rows_do_not_wait_for_ever_on_nan(dtype: str, bits: torch.dtype, empty: Any, device: str) -> None:
+@pytest.mark.parametrize("reload_rows", [False, True])
+def test_split_rows_do_not_wait_for_ever_on_nan(
+    reload_rows: bool, dtype: str, bits: torch.dtype, empty: Any, device: str
+) -> None:
     problem = Problem(4, 1000, device, dtype)
     problem.tensors["x"][1, 3] = torch.nan
     problem.tensors["x"][2, 900] = torch.tensor(empty.value, dtype=bits).view(problem.tensors["x"].dtype)
-    dx, _ = problem.backward(SplitConfig(4, 2, 128, 1, 1, 2, True, True))
+    dx, _ = problem.backward(SplitConfig(8, 128, 1, 2, reload_rows))
     assert torch.isnan(dx).all(dim=1).tolist() == [False, True, True, False]
 
 
@@ -115,12 +120,42 @@ def test_partials_of_idle_programs_are_never_read(device: str, monkeypatch: pyte
     problem.assert_right(dx=dx, dw=dw)
 
 
-def test_the_variant_rule_is_the_profile_s() -> None:
-    assert not tiles.is_row_wise(4096 * 8, 256, None)
-    assert tiles.is_row_wise(4096 * 8 - 1, 256, None)
-    assert tiles.is_row_wise(4096 * 8, 257, None)
-    assert tiles.is_row_wise(10**6, 64, True)
-    assert not tiles.is_row_wise(1, 8192, False)
+def test_the_variant_rule_goes_by_columns_and_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    widest = {("forward", 2): 512, ("backward", 2): 1024, ("forward", 4): 256}
+    monkeypatch.setattr(tiles, "_block_wise_max_cols", lambda: widest)
+    for (direction, itemsize), n_cols in widest.items():
+        assert not tiles.is_row_wise(direction, 1, itemsize, None)
+        assert not tiles.is_row_wise(direction, n_cols, itemsize, None)
+        assert tiles.is_row_wise(direction, n_cols + 1, itemsize, None)
+        assert tiles.is_row_wise(direction, 1, itemsize, True)
+        assert not tiles.is_row_wise(direction, n_cols + 1, itemsize, False)
+
+
+def test_each_direction_takes_its_own_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    widest = {("forward", 4): 64, ("backward", 4): 128}
+    monkeypatch.setattr(tiles, "_block_wise_max_cols", lambda: widest)
+    block_rows: list[int] = []
+
+    def variant(tile: Any, *_: Any) -> Any:
+        block_rows.append(tile.block_rows)
+        return SimpleNamespace(launch=lambda *_: None)
+
+    for name in ("_forward_variant", "_backward_variant"):
+        monkeypatch.setattr(plans, name, variant)
+    x = torch.ones(9, 100, device="meta")
+    for name in ("forward_plan", "backward_plan"):  # nothing is remembered of this
+        monkeypatch.setattr(plans, name, getattr(plans, name).__wrapped__)
+    monkeypatch.setattr(plans, "processors", lambda _: H200)
+    about = {"offset": 0.0, "casting_mode": "llama"}
+    _, rstd = launch.rms_norm_forward(x, None, eps=0.5, **about)
+    launch.rms_norm_backward(x, x, None, rstd, dx=torch.empty_like(x), needs_dw=False, **about)
+    forward, backward = block_rows
+    assert forward == 1 < backward
+
+
+def test_the_heads_of_attention_are_block_wise_in_every_dtype() -> None:
+    for direction, itemsize, n_cols in itertools.product(("forward", "backward"), (2, 4, 8), (64, 128, 256)):
+        assert not tiles.is_row_wise(direction, n_cols, itemsize, None)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
@@ -138,8 +173,7 @@ def test_every_shape_gets_a_tile_that_covers_it(casting_mode: str, n_cols: int, 
         assert 1 <= backward.n_programs <= -(-n_rows // backward.block_rows), "an idle program"
     split = tiles.split_config(n_cols, itemsize, H200)
     if split is not None:
-        chunks = split.n_splits * split.block_cols
-        assert (split.n_chunks - 1) * chunks < n_cols <= split.n_chunks * chunks
+        assert (split.n_splits - 1) * split.block_cols < n_cols <= split.n_splits * split.block_cols, "an idle slice"
         assert split.n_groups * split.n_splits <= 32 * H200.count
 
 
@@ -217,9 +251,10 @@ def test_another_shape_is_split_above_the_columns_of_the_entry_before(itemsize: 
 
 def test_another_gpu_splits_rows_where_one_group_fits() -> None:
     entry = tiles._table()["split", 2, True][-1]
-    one_group = -(-entry["n_splits"] // entry["programs_a_processor"])
+    n_splits = 65536 // entry["block_cols"]
+    one_group = -(-n_splits // entry["programs_a_processor"])
     for count in (1, one_group, 16, 132):
-        n_groups = entry["programs_a_processor"] * count // entry["n_splits"]
+        n_groups = entry["programs_a_processor"] * count // n_splits
         split = tiles.split_config(65536, 2, Processors(count, 232448, cooperative=True))
         assert (split.n_groups if split else 0) == n_groups
 

@@ -38,6 +38,7 @@ QUICK = {
         "none-float16-float16-1-2048-65536",
         "llama-bfloat16-bfloat16-0-1048576-64",
         "gemma-float16-float32-1-4096-1024",
+        "llama-bfloat16-bfloat16-0-16-4096",
         "llama-float32-float32-0-4096-4096",
         "gemma-float32-float32-1-2048-65536",
         "llama-float64-float64-0-4096-1024",
@@ -83,7 +84,8 @@ BATCHES = [
 @pytest.mark.parametrize(("target", "cases"), BATCHES)
 def test_kernels_compile_and_keep_the_rules(target: str, cases: list[str], tmp_path: Path) -> None:
     kernels = compile_cases(target, cases, tmp_path)
-    assert len(kernels) == 3 * len(cases), "a forward, a backward and the sum of its partial rows"
+    few = sum(int(case.split("-")[4]) <= 132 and int(case.split("-")[5]) <= 8192 for case in cases)
+    assert len(kernels) == 3 * len(cases) - few, "a forward, a backward and, of many rows, the sum of its partial rows"
     assert [finding for kernel in kernels for finding in findings(target, kernel)] == []
 
 

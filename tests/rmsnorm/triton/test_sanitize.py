@@ -9,6 +9,7 @@ import pytest
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
+from rmsnorm.fused.plans import are_few  # noqa: E402
 from rmsnorm.fused.tiles import MAX_FUSED_COLS, Processors, is_row_wise, split_config  # noqa: E402
 from tests.rmsnorm.triton import sanitize  # noqa: E402
 
@@ -49,15 +50,17 @@ def test_cases_reach_every_kernel_and_layout() -> None:
     assert all(case.shape[-1] <= MAX_FUSED_COLS for case in cases)
     assert {case.row_mode for case in cases} >= {None, False}
     assert {case.x_layout for case in cases} >= {"contiguous", "row_strided", "misaligned", "heads", "column_strided"}
-    row_wise = [case for case in cases if is_row_wise(case.n_rows, case.shape[-1], case.row_mode)]
     itemsize = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+    row_wise = [case for case in cases if is_row_wise("backward", case.shape[-1], itemsize[case.dtype], case.row_mode)]
     split = [case for case in row_wise if split_config(case.shape[-1], itemsize[case.dtype], H200)]
     assert {case.dtype for case in split} == {"float16", "bfloat16", "float32", "float64"}
+    many = [case for case in cases if not are_few(case.n_rows, case.shape[-1], H200)]
+    assert len({is_row_wise("backward", case.shape[-1], itemsize[case.dtype], case.row_mode) for case in many}) == 2
 
 
 @pytest.mark.interpret
 def test_a_share_runs_and_is_judged() -> None:
     report = sanitize.run_cases(sanitize.CASES[12:14], "cpu")
     assert report["findings"] == []
-    kernels = {"rms_norm_forward_kernel", "rms_norm_backward_kernel", "rms_norm_weight_gradient_kernel"}
+    kernels = {"rms_norm_forward_kernel", "rms_norm_backward_few_rows_kernel"}
     assert set(report["launches"]) >= kernels

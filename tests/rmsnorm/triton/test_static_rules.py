@@ -18,7 +18,7 @@ def test_kernels_keep_the_rules(path: Path) -> None:
 
 
 def test_the_rules_look_at_kernels() -> None:
-    assert {"kernels.py", "split_kernels.py"} <= {path.name for path in KERNELS}
+    assert {"kernels.py", "few_rows_kernels.py", "split_kernels.py"} <= {path.name for path in KERNELS}
     functions = "\n".join(path.read_text() for path in KERNELS)
     for name, pointer in (*static_rules.LOADS_WITHOUT_MASK, *static_rules.STORES_WITHOUT_MASK):
         assert f"def {name}(" in functions, f"the exception for {name} is stale"
@@ -35,6 +35,8 @@ def test_the_rules_look_at_kernels() -> None:
         ("int64", "program = tl.program_id(0)\n    start = program\n    offset = n * start"),
         ("int64", "for tile in tl.range(tl.program_id(0), n, 2):\n        rows = tile * BLOCK"),
         ("int64", "program = tl.program_id(0)\n    rows = (program + 1) * BLOCK"),
+        ("int64", "for tile in tl.range(0, n_rows, 8):\n        row = tile\n        _load_slice(p, row)"),
+        ("int64", "for start in tl.range(0, n_rows, 8):\n        rows = start * n"),
         ("upcast", "x = tl.load(p, mask=m, other=0.0)\n    y = x * 2"),
         ("upcast", "x = _load_rows(p, rows)\n    y = a + x"),
         ("upcast", "y += tl.load(p, mask=m, other=0.0)"),

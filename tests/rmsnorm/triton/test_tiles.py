@@ -16,7 +16,13 @@ from references.candidates.loading import Outputs  # noqa: E402
 from references.cells.cell import Case, make_inputs  # noqa: E402
 from references.judge.verdict import compare  # noqa: E402
 from rmsnorm.fused import launch, plans  # noqa: E402
-from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, SplitConfig, WeightGradientConfig  # noqa: E402
+from rmsnorm.fused.tiles import (  # noqa: E402
+    BackwardConfig,
+    FewRowsConfig,
+    ForwardConfig,
+    SplitConfig,
+    WeightGradientConfig,
+)
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -29,9 +35,11 @@ TILES = {
     "all_streamed": (ForwardConfig(1, 64, 0, 1), BackwardConfig(1, 64, 1, 1, 5, False)),
     "block": (ForwardConfig(4, 128, 1, 1), BackwardConfig(4, 128, 1, 2, 2, False)),
     "block_chunks": (ForwardConfig(2, 64, 1, 1), BackwardConfig(2, 64, 1, 1, 2, True)),
-    "split": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 2, 32, 1, 1, 3, False, False)),
-    "split_row_a_group": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 2, 32, 1, 1, N_ROWS, False, False)),
-    "split_reload": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 2, 32, 1, 1, 2, True, True)),
+    "few_rows": (ForwardConfig(1, 128, 1, 1), FewRowsConfig(BackwardConfig(1, 128, 1, 2, N_ROWS, False), 8, 32)),
+    "few_rows_block": (ForwardConfig(4, 128, 1, 1), FewRowsConfig(BackwardConfig(2, 64, 1, 1, 3, True), 2, 16)),
+    "split": (ForwardConfig(1, 64, 1, 1), SplitConfig(7, 16, 1, 3, False)),
+    "split_row_a_group": (ForwardConfig(1, 64, 1, 1), SplitConfig(2, 64, 1, N_ROWS, False)),
+    "split_reload": (ForwardConfig(1, 64, 1, 1), SplitConfig(4, 32, 1, 2, True)),
 }
 
 
@@ -78,7 +86,7 @@ def test_every_chunk_rounds_squares_in_none(n_held: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("tile", ["held_chunks", "some_streamed", "block_chunks", "split_reload"])
+@pytest.mark.parametrize("tile", ["held_chunks", "some_streamed", "block_chunks", "few_rows", "split_reload"])
 def test_tiles_without_weight(tile: str, device: str) -> None:
     case = Case("gemma", 0.5, "bfloat16", "none", False, (N_ROWS, N_COLS), 0.7, dy_layout="row_strided")
     assert_passes(case, device, *TILES[tile])
@@ -114,5 +122,5 @@ def test_no_tile_needs_the_weight_gradient_or_dx(tile: str, device: str) -> None
     dx, dw = gradients(True, True)
     assert torch.equal(gradients(True, False)[0], dx)
     assert gradients(True, False)[1] is None
-    if not isinstance(backward, SplitConfig):
+    if not isinstance(backward, SplitConfig):  # those need both
         assert torch.equal(gradients(False, True)[1], dw)

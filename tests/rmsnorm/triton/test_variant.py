@@ -6,6 +6,7 @@ What a GPU says of the same code: test_launch.py here and tests/rmsnorm/torch/te
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,15 @@ H200 = SimpleNamespace(
     shared_memory_per_block_optin=227 * 1024,
     multi_processor_count=132,
 )
+
+
+SMALL = SimpleNamespace(**(vars(H200) | {"multi_processor_count": 8, "shared_memory_per_block_optin": 99 * 1024}))
+
+
+def properties(device: Any) -> SimpleNamespace:
+    """Of a machine whose second GPU is smaller than its first."""
+    number = device if isinstance(device, int) else torch.device(device).index
+    return (H200, SMALL)[number]
 
 
 class Kernel:
@@ -79,7 +89,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr("rmsnorm.fused.variant.INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H200)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda device: f"stream of {device}"))
     monkeypatch.setattr("rmsnorm.fused.variant.driver", driver)
     return entered
@@ -157,13 +167,36 @@ def test_resident_programs_are_counted_once_on_the_device_of_the_tensors(devices
     variant = Variant(kernel, (64,), num_warps=4, cooperative=True)
     x = tensor(160, device=1)
     for _ in range(2):
-        assert variant.resident_programs((x, None), (5,)) == 2 * 132
+        assert variant.resident_programs((x, None), (5,)) == 2 * 8
     options = {"num_warps": 4, "enable_fp_fusion": True, "launch_cooperative_grid": True}
     assert kernel.seen == [("warmup", (x, None, 5, 64), options)]
     assert kernel.handles == 1, "the registers are known once it is loaded"
     assert devices == [1]
     variant.resident_programs((tensor(168, device=1), None), (5,))
     assert len(kernel.seen) == 2, "compiled apart, counted apart"
+    assert variant.resident_programs((tensor(160, device=0), None), (5,)) == 2 * 132
+    assert variant.resident_programs((x, None), (5,)) == 2 * 8, "the first GPU's number is not the second's"
+
+
+@pytest.mark.usefixtures("devices")
+def test_each_gpu_gets_the_tiles_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_gpu", plans._gpu.__wrapped__)  # nothing is remembered of this
+    gpus = [plans.processors(torch.device("cuda", number)) for number in (0, 1, 0)]
+    assert [(gpu.count, gpu.shared_memory) for gpu in gpus] == [
+        (132, 227 * 1024),
+        (8, 99 * 1024),
+        (132, 227 * 1024),
+    ]
+    monkeypatch.setattr(plans, "_gpu", functools.cache(plans._gpu))
+    plan, weight_plan = plans.backward_plan.__wrapped__, plans.weight_gradient_plan.__wrapped__
+    shape, about = (1000, 65536), (torch.bfloat16, None, 0.0, "llama", True, False, True)
+    partials, widths = [], []
+    for number in (0, 1, 0):
+        device = torch.device("cuda", number)
+        partials.append(plan(shape, (65536, 1), (65536, 1), *about, device, None).n_partials)
+        widths.append(weight_plan(33, 65536, torch.float32, torch.bfloat16, device)[1])
+    for found in (partials, widths):
+        assert found[0] == found[2] != found[1], "one GPU gets the other's"
 
 
 @pytest.mark.usefixtures("devices")
@@ -192,7 +225,7 @@ def test_split_rows_take_no_more_groups_than_are_resident(
     )
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(plans, "split_variant", lambda *_: variant)
-    config = SplitConfig(4, 1, 64, 1, 1, 3, False, False)
+    config = SplitConfig(4, 64, 1, 3, False)
     settings = (config, torch.float32, None, 256, 0.0, "llama", False, 1)
     tensors = (torch.ones(10, 256), torch.ones(10, 256), None, torch.ones(10), torch.ones(10, 256), None)
     assert launch._launch_split(settings, tensors, (256, 256, 10)) == n_groups

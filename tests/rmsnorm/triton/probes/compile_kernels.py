@@ -44,6 +44,9 @@ CASES = (
     "llama-bfloat16-bfloat16-0-4096-16384",
     "none-float16-float16-1-2048-65536",  # streamed chunks forward, split rows backward
     "gemma-float16-float32-1-4096-1024",
+    "llama-bfloat16-bfloat16-0-4096-24576",  # slices of a number that is no power of two
+    "llama-bfloat16-bfloat16-0-16-4096",  # few rows
+    "none-float32-bfloat16-1-64-128",  # few rows, block-wise
     "llama-bfloat16-bfloat16-0-1048576-64",  # block-wise
     "gemma-bfloat16-bfloat16-1-262144-256",
     "llama-float32-float32-0-4096-4096",

@@ -21,7 +21,7 @@ interpreter.install()
 import torch  # noqa: E402
 
 from rmsnorm.fused import launch  # noqa: E402
-from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, SplitConfig  # noqa: E402
+from rmsnorm.fused.tiles import BackwardConfig, FewRowsConfig, ForwardConfig, SplitConfig  # noqa: E402
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
@@ -31,8 +31,9 @@ TILES: dict[str, tuple[Any, Any]] = {
     "row": (ForwardConfig(1, 128, 1, 1), BackwardConfig(1, 128, 1, 1, 3, False)),
     "chunks": (ForwardConfig(1, 32, 1, 1), BackwardConfig(1, 64, 1, 1, 3, True)),
     "block": (ForwardConfig(4, 128, 1, 1), BackwardConfig(4, 128, 1, 1, 2, False)),
-    "split": (ForwardConfig(2, 64, 2, 1), SplitConfig(2, 2, 32, 1, 1, 3, False, False)),
-    "split_reload": (ForwardConfig(2, 64, 0, 1), SplitConfig(2, 2, 32, 1, 1, 3, True, True)),
+    "few_rows": (ForwardConfig(1, 128, 1, 1), FewRowsConfig(BackwardConfig(2, 64, 1, 1, 3, True), 2, 16)),
+    "split": (ForwardConfig(2, 64, 2, 1), SplitConfig(7, 16, 1, 3, False)),
+    "split_reload": (ForwardConfig(2, 64, 0, 1), SplitConfig(4, 32, 1, 3, True)),
 }
 
 
