@@ -119,7 +119,7 @@ def _commonest_reason(verdicts: Sequence[Verdict]) -> str:
 def repro(case: Case, about: dict[str, Any]) -> str:
     """The command that runs one cell again and takes it apart."""
     options = "" if about.get("takes_mode") else f" --casting-mode {case.casting_mode}"
-    options += "" if about.get("device", "cpu") == "cpu" else " --device cuda"
+    options += "" if about["device"] == "cpu" else " --device cuda"
     options += f" --arrays {about['arrays']}" if about.get("arrays", "torch") != "torch" else ""
     return f"rmsnorm-verify explain {case.id} {about['implementation']}{options}"
 

@@ -24,9 +24,6 @@ SURVIVORS: dict[str, Survivor] = {
         "N_CHUNKS: tl.constexpr = (n_cols + BLOCK_COLS + 1) // BLOCK_COLS",
         "a chunk more lies wholly beyond the last column",
     ),
-    "kernels.rms_norm_forward_kernel.always3": Survivor(
-        "if True:", "where all chunks are held the loop over streamed ones is empty"
-    ),
     "kernels.rms_norm_forward_kernel.option1": Survivor(
         "for chunk in tl.range(N_HELD, N_CHUNKS):",
         "num_stages tells the compiler how to pipeline: results are the same",
@@ -38,9 +35,6 @@ SURVIVORS: dict[str, Survivor] = {
     "kernels.rms_norm_forward_kernel.constant8": Survivor(
         "for reverse_chunk in tl.range(0, N_CHUNKS - N_HELD, num_stages=2):",
         "num_stages tells the compiler how to pipeline: results are the same",
-    ),
-    "kernels.rms_norm_forward_kernel.comparison9": Survivor(
-        "w = _load_weight(w_ptr, cols, cols <= n_cols)", "held chunks before streamed ones never reach the last column"
     ),
     "kernels.rms_norm_backward_kernel.always1": Survivor(
         'EVICTION: tl.constexpr = "evict_first" if True else ""',
@@ -63,27 +57,7 @@ SURVIVORS: dict[str, Survivor] = {
     "split_kernels.module.constant2": Survivor(
         "EMPTY_64 = tl.constexpr(9223335398636248750)", "any pattern of a NaN can say that a slot is empty"
     ),
-    "split_kernels._collect.constant5": Survivor(
-        "bits = tl.load(slots, volatile=False)",
-        "volatile is for programs that run side by side: the interpreter runs one after another",
-    ),
     "split_kernels._finish_row.always1": Survivor("if True:", "a row that is read again is the same row"),
-    "split_kernels._finish_row.constant2": Survivor(
-        'x = tl.load(x_ptr + x_offset + cols, mask=mask, other=1.0, eviction_policy="evict_first")',
-        "beyond the last column nothing is stored",
-    ),
-    "split_kernels._finish_row.option3": Survivor(
-        "x = tl.load(x_ptr + x_offset + cols, mask=mask, other=0.0)",
-        "an eviction policy tells the caches what to keep: results are the same",
-    ),
-    "split_kernels.rms_norm_backward_split_kernel.option4": Survivor(
-        "x = tl.load(x_ptr + x_offset + cols, mask=mask, other=0.0)",
-        "an eviction policy tells the caches what to keep: results are the same",
-    ),
-    "split_kernels.rms_norm_backward_split_kernel.condition2": Survivor(
-        "if not (not RELOAD_ROWS):",
-        "what a loop carries into its first pass is read in none; its type matters to compiled kernels alone",
-    ),
     "split_kernels.rms_norm_backward_split_kernel.always4": Survivor(
         "if True:", "partial sums that nobody needs are made and not kept"
     ),

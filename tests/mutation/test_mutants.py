@@ -58,7 +58,7 @@ def test_automatic_mutants_fit_and_the_list_of_survivors_fits_them() -> None:
 def test_the_sample_is_always_the_same_and_has_every_operator_of_every_file(part: str) -> None:
     sample, every = automatic.sample(ROOT, part), automatic.every_mutant(ROOT, part)
     assert sample == automatic.sample(ROOT, part)
-    assert len(sample) == pytest.approx(automatic.LIMIT, rel=0.05)
+    assert automatic.LIMIT * 0.95 <= len(sample) <= automatic.LIMIT * 1.1  # no operator of a file is left out
     assert {automatic._stratum(mutant) for mutant in sample} == {automatic._stratum(mutant) for mutant in every}
 
 

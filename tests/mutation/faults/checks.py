@@ -69,6 +69,6 @@ MUTANTS = (
         "the module takes any setting",
         TEST_ERRORS,
     ),
-    _removed("E23", MODULE, "isinstance(x, torch.Tensor) and x.dim() > 0 and x.shape[-1] != self.hidden_size"),
+    _removed("E23", MODULE, "x.dim() > 0 and x.shape[-1] != self.hidden_size"),
     _removed("E24", OPS, "not dy.is_contiguous()"),
 )

@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         "T02",
         "rmsnorm/fused/variant.py",
-        "            with interpreter.LAUNCHES:\n",
+        "            with interpreter.launching():\n",
         "            if True:\n",
         "interpreted launches run side by side",
         TEST_ALONE,

@@ -52,8 +52,8 @@ MUTANTS = (
     Mutant(
         "L03",
         LAUNCH,
-        "        w, w_dtype = w.contiguous(), w.dtype\n    plan",
-        "        w_dtype = w.dtype\n    plan",
+        "        w, w_dtype = w.contiguous(), w.dtype\n    make_plan",
+        "        w_dtype = w.dtype\n    make_plan",
         "the forward uses a strided weight in place",
         TEST_HARD + "::test_layouts",
     ),
@@ -373,8 +373,8 @@ MUTANTS = (
     Mutant(
         "H41",
         LAUNCH,
-        "    if plan.copies_x:\n        x = x.contiguous()\n    plan.variant",
-        "    plan.variant",
+        "    if plan.copies_x:\n        x = x.contiguous()\n    submit",
+        "    submit",
         "the forward walks x as its copy that was not made",
         TEST_HARD + "::test_layouts",
     ),

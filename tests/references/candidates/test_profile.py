@@ -302,7 +302,7 @@ def test_a_verdict_says_which_other_mode_was_computed(
     assert verdict.computes == (None if claimed == computed else computed)
     if verdict.computes:
         assert f"computes {computed} rounding, claimed {claimed} (1)" in complaints([verdict])
-        assert as_json([verdict], {}, 1)["cells"][0]["computes"] == computed
+        assert as_json([verdict], {"implementation": "a:norm", "device": "cpu"}, 1)["cells"][0]["computes"] == computed
 
 
 def test_no_mode_is_named_on_thin_evidence() -> None:

@@ -157,6 +157,9 @@ def test_findings_carry_the_pattern_to_every_report() -> None:
     assert str(only("rstd", rstd).pattern).startswith("row 5 (the last): usually the RSTD")
     case = Case("llama", 0.0, "float32", "none", False, (2, 3, 128), 1e-6)
     verdict = Verdict(case, "fail", findings=[finding])
-    assert as_json([verdict], {}, 1)["cells"][0]["findings"][0]["pattern"] == finding.pattern
+    assert (
+        as_json([verdict], {"implementation": "a:norm", "device": "cpu"}, 1)["cells"][0]["findings"][0]["pattern"]
+        == finding.pattern
+    )
     assert finding.pattern in complaints([verdict])[-1] and finding.pattern in explain(verdict)[-1]
     assert str(dataclasses.replace(finding, pattern=None)) in str(finding)

@@ -144,9 +144,6 @@ def test_x_is_a_tensor(x: Any, way: str) -> None:
         hub_layer(x=x)
 
 
-@pytest.mark.xfail(
-    reason="a W that is no tensor reaches the dispatcher, which words it in six lines", raises=RuntimeError
-)
 @pytest.mark.parametrize("w", [[1.0] * H, np.ones(H, np.float32), 1.0], ids=["list", "numpy", "float"])
 def test_w_is_a_tensor(w: Any) -> None:
     for call in (liger_rms_norm, LigerRMSNormFunction.apply):

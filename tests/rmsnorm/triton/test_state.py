@@ -220,7 +220,13 @@ def test_a_plan_is_remembered_for_its_own_settings_alone(
             made.append(self.about)
 
     monkeypatch.setattr(plans, "Variant", Made)
-    variants = ("_forward_variant", "_backward_variant", "split_variant", "_weight_gradient_variant")
+    variants = (
+        "_forward_variant",
+        "_backward_variant",
+        "_few_rows_variant",
+        "split_variant",
+        "_weight_gradient_variant",
+    )
 
     def forget() -> None:
         for function in (*variants, name):

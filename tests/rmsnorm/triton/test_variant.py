@@ -194,7 +194,7 @@ def test_each_gpu_gets_the_tiles_of_its_own_size(monkeypatch: pytest.MonkeyPatch
     for number in (0, 1, 0):
         device = torch.device("cuda", number)
         partials.append(plan(shape, (65536, 1), (65536, 1), *about, device, None).n_partials)
-        widths.append(weight_plan(33, 65536, torch.float32, torch.bfloat16, device)[1])
+        widths.append(weight_plan(33, 16384, torch.float32, torch.bfloat16, device)[1])
     for found in (partials, widths):
         assert found[0] == found[2] != found[1], "one GPU gets the other's"
 
