@@ -19,6 +19,7 @@ from references.judge.verdict import PRECISION, Verdict
 
 SECOND = 0.1  # by so much a second setting must tell more than one alone
 FEW = 0.25  # of the cells with wrong numbers: other wrong numbers in so few are the same fault
+NEARLY_ALL = 0.75  # of the cells: what right ones among them have in common is chance
 NEARLY = 0.5  # F₁ from which a setting is worth telling
 LARGE_EPS = 0.05  # of the mean square: smaller ones hardly show
 SIXTEEN_BITS = ("float16", "bfloat16")
@@ -191,6 +192,8 @@ def _where(cases: Sequence[Case], wrong: Set[Case]) -> tuple[str, Callable[[Case
         return "in some cells that no setting tells apart", lambda case: False
     inside = [case in wrong for case in cases if best[1](case)]
     outside = [case in wrong for case in cases if not best[1](case)]
+    if len(wrong) >= NEARLY_ALL * len(cases) and not (all(inside) and not any(outside)):
+        return "nearly everywhere", lambda case: True
     if all(inside):
         words = f"wherever {best[0]}" + ", and elsewhere too" * any(outside)
     else:
