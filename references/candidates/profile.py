@@ -99,7 +99,14 @@ class Profile:
             "dy_layout": self.layouts,
             "w_layout": tuple(layout for layout in W_LAYOUTS if layout in self.layouts) or W_LAYOUTS[:1],
         }
-        return COVERING_AXES | claimed
+        # In the order of the axes, on which the covering sets depend: who claims everything gets the levels' own cells.
+        return {
+            name: (
+                *(v for v in usual if v in claimed.get(name, usual)),
+                *(v for v in claimed.get(name, ()) if v not in usual),
+            )
+            for name, usual in COVERING_AXES.items()
+        }
 
     def cells(self, level: str) -> tuple[Case, ...]:
         """The cells of a level that are claimed, and one for each value of an axis that is not: to be refused."""

@@ -113,10 +113,11 @@ def draw(level: str, axes: Mapping[str, tuple] = COVERING_AXES) -> tuple[Case, .
     matrix = tuple(_matrix(axes))
     if level == "matrix":
         return matrix
-    smoke = (*_pairs_of(matrix, axes), *_small_covering(axes), *_many_rows(axes, *MANY[0]))
+    smoke = (*_pairs_of(matrix, axes), *_small_covering(axes), *_many_rows(axes, *MANY[0], axes["dtype"]))
     if level == "smoke":
         return tuple(dict.fromkeys(smoke))
-    by_hand = (*_many_rows(axes, *MANY[1]), *_zero_rows_without_eps(axes))
+    # One dtype: the number of a row does not depend on it, and an interpreter takes half a minute.
+    by_hand = (*_many_rows(axes, *MANY[1], axes["dtype"][:1]), *_zero_rows_without_eps(axes))
     return tuple(dict.fromkeys((*matrix, *_covering(axes, compatible), *smoke, *by_hand)))
 
 
@@ -193,12 +194,12 @@ def _zero_rows_without_eps(axes: Mapping[str, tuple]) -> Iterable[Case]:
         yield case
 
 
-def _many_rows(axes: Mapping[str, tuple], rows: int, columns: int) -> Iterable[Case]:
-    """Many short rows, in each dtype."""
+def _many_rows(axes: Mapping[str, tuple], rows: int, columns: int, dtypes: Iterable[str]) -> Iterable[Case]:
+    """Many short rows, in these dtypes."""
     mode, offset, weight, in_place = (axes[name][0] for name in ("casting_mode", "offset", "weight", "in_place"))
     step = math.gcd(*axes["columns"])
     if 2 in axes["rank"] and columns * step <= max(axes["columns"]):
-        for dtype in axes["dtype"]:
+        for dtype in dtypes:
             yield Case(mode, offset, dtype, weight, in_place, (rows, columns * step), 1e-6)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,10 @@ from references.judge.verdict import PRECISION, Verdict
 
 SECOND = 0.1  # by so much a second setting must tell more than one alone
 FEW = 0.25  # of the cells with wrong numbers: other wrong numbers in so few are the same fault
+NEARLY_ALL = 0.75  # of the cells: what right ones among them have in common is chance
 NEARLY = 0.5  # F₁ from which a setting is worth telling
 LARGE_EPS = 0.05  # of the mean square: smaller ones hardly show
+SIXTEEN_BITS = ("float16", "bfloat16")
 TITLES = {"y": "Y", "rstd": "RSTD", "dx": "dX", "dw": "dW"}
 COMPLAINTS = {  # what a check found, said of a tensor; others speak for themselves
     "value": "leaves its bound",
@@ -181,7 +183,8 @@ def _where(cases: Sequence[Case], wrong: Set[Case]) -> tuple[str, Callable[[Case
         return 2 * sum(case in wrong for case in covered) / (len(covered) + len(wrong))
 
     settings = _settings(cases)
-    best = max(settings, key=score, default=("", lambda case: False))
+    nowhere: Setting = ("", lambda case: False)
+    best = max(settings, key=score, default=nowhere)
     pair = max((_both(best, other) for other in settings), key=score, default=best)
     if score(pair) > score(best) + SECOND:
         best = pair
@@ -189,6 +192,8 @@ def _where(cases: Sequence[Case], wrong: Set[Case]) -> tuple[str, Callable[[Case
         return "in some cells that no setting tells apart", lambda case: False
     inside = [case in wrong for case in cases if best[1](case)]
     outside = [case in wrong for case in cases if not best[1](case)]
+    if len(wrong) >= NEARLY_ALL * len(cases) and not (all(inside) and not any(outside)):
+        return "nearly everywhere", lambda case: True
     if all(inside):
         words = f"wherever {best[0]}" + ", and elsewhere too" * any(outside)
     else:
@@ -201,64 +206,94 @@ def _both(one: Setting, other: Setting) -> Setting:
 
 
 def _settings(cases: Sequence[Case]) -> list[Setting]:
-    """Every setting that some cells have and others have not; what is usual comes last among equals."""
-    tests: list[Setting] = []
+    """Every setting that some cells have and others have not."""
+    candidates = (*_dtypes_and_modes(cases), *_memory(cases), *_content(cases), *_sizes(cases))
+    return [(words, test) for words, test in candidates if 0 < sum(map(test, cases)) < len(cases)]
 
-    def one(words: str, test: Any) -> None:  # of a Case
-        tests.append((words, test))
 
-    for dtype in dict.fromkeys(case.dtype for case in cases):
-        one(f"X is {dtype}", lambda case, d=dtype: case.dtype == d)
-        one(f"X is not {dtype}", lambda case, d=dtype: case.dtype != d)
-    one("X has 16 bits", lambda case: case.dtype in ("float16", "bfloat16"))
-    for mode in dict.fromkeys(str(case.casting_mode) for case in cases):
-        one(f"the mode is {mode}", lambda case, m=mode: str(case.casting_mode) == m)
-        one(f"the mode is not {mode}", lambda case, m=mode: str(case.casting_mode) != m)
-    for dtype in dict.fromkeys(case.w_dtype for case in cases if case.w_dtype):
-        one(f"W is {dtype}", lambda case, d=dtype: case.w_dtype == d)
-    one("there is no weight", lambda case: case.w_dtype is None)
-    one("there is a weight", lambda case: case.w_dtype is not None)
-    one("W has another dtype than X", lambda case: case.w_dtype not in (None, case.dtype))
-    one("W has X's dtype", lambda case: case.w_dtype == case.dtype)
-    one("W has 16 bits", lambda case: case.w_dtype in ("float16", "bfloat16"))
-    one("the offset is not 0", lambda case: case.offset != 0 and case.w_dtype is not None)
-    for offset in dict.fromkeys(case.offset for case in cases):
-        one(f"the offset is {offset:g}", lambda case, o=offset: case.offset == o and case.w_dtype is not None)
-    one("in_place is on", lambda case: case.in_place)
-    one("in_place is off", lambda case: not case.in_place)
-    for rank in dict.fromkeys(len(case.shape) for case in cases):
-        one(f"X has {rank} dimension{'s' * (rank > 1)}", lambda case, r=rank: len(case.shape) == r)
-    one("X has more than two dimensions", lambda case: len(case.shape) > 2)
-    for tensor, name in (("X", "x_layout"), ("dY", "dy_layout"), ("W", "w_layout")):
-        one(f"{tensor} is not contiguous", lambda case, n=name: getattr(case, n) not in ("contiguous", "misaligned"))
-        for layout in dict.fromkeys(getattr(case, name) for case in cases):
-            words = f"{tensor} is {layout.replace('_', '-')}" if layout != "heads" else f"{tensor} is stored by heads"
-            one(words, lambda case, n=name, v=layout: getattr(case, n) == v)
-    for data in dict.fromkeys(case.data for case in cases):
-        one(f"the data is {data.replace('_', ' ')}", lambda case, d=data: case.data == d)
-    one("eps is as large as the mean square", lambda case: _share_of_eps(case) >= LARGE_EPS)
-    one("eps is 0", lambda case: case.eps == 0)
-    one("eps is larger than the mean square", lambda case: _share_of_eps(case) > 10)
-    widths = sorted({case.shape[-1] for case in cases})
-    for width in widths[1:]:
-        one(f"there are {width} columns or more", lambda case, n=width: case.shape[-1] >= n)
-        one(f"there are fewer than {width} columns", lambda case, n=width: case.shape[-1] < n)
-    for width in widths:
-        one(f"there are {width} columns", lambda case, n=width: case.shape[-1] == n)
-    one("the columns are no power of two", lambda case: case.shape[-1] & (case.shape[-1] - 1) != 0)
-    one("the columns are a power of two", lambda case: case.shape[-1] & (case.shape[-1] - 1) == 0)
-    one("the columns are 3 · 2^k", lambda case: case.shape[-1] % 3 == 0 and math.log2(case.shape[-1] / 3).is_integer())
-    one("the columns are odd", lambda case: case.shape[-1] % 2 == 1)
-    counts = sorted({case.n_rows for case in cases})
-    for count in counts[1:]:
-        one(f"there are {count} rows or more", lambda case, n=count: case.n_rows >= n)
-        one(f"there are fewer than {count} rows", lambda case, n=count: case.n_rows < n)
-    for count in counts:
-        words = "there is 1 row" if count == 1 else f"there are {count or 'no'} rows"
-        one(words, lambda case, n=count: case.n_rows == n)
-    for row_mode, words in ((True, "row_mode is True"), (False, "row_mode is False")):
-        one(words, lambda case, m=row_mode: case.row_mode is m)
-    return [(words, test) for words, test in tests if 0 < sum(map(test, cases)) < len(cases)]
+def _dtypes_and_modes(cases: Sequence[Case]) -> Iterator[Setting]:
+    yield from _each(cases, lambda case: case.dtype, "X is {}", "X is not {}")
+    yield "X has 16 bits", lambda case: case.dtype in SIXTEEN_BITS
+    yield from _each(cases, lambda case: str(case.casting_mode), "the mode is {}", "the mode is not {}")
+    yield from _each(cases, lambda case: case.w_dtype or "missing", "W is {}", "W is not {}")
+    yield "W has another dtype than X", lambda case: case.w_dtype not in (None, case.dtype)
+    yield "W has X's dtype", lambda case: case.w_dtype == case.dtype
+    yield "W has 16 bits", lambda case: case.w_dtype in SIXTEEN_BITS
+    yield from _each(cases, lambda case: f"{case.offset:g}" if case.w_dtype else "ignored", "the offset is {}")
+    yield "the offset is not 0", lambda case: case.offset != 0 and case.w_dtype is not None
+    yield "in_place is on", lambda case: case.in_place
+    yield "in_place is off", lambda case: not case.in_place
+    yield from _each(cases, lambda case: str(case.row_mode), "row_mode is {}")
+
+
+def _memory(cases: Sequence[Case]) -> Iterator[Setting]:
+    layouts: dict[str, Callable[[Case], str]] = {
+        "X": lambda case: case.x_layout,
+        "dY": lambda case: case.dy_layout,
+        "W": lambda case: case.w_layout,
+    }
+    for tensor, layout in layouts.items():
+        yield f"{tensor} is not contiguous", _differs(layout, "contiguous", "misaligned")
+        for name in dict.fromkeys(map(layout, cases)):
+            laid = "stored by heads" if name == "heads" else name.replace("_", "-")
+            yield f"{tensor} is {laid}", _equals(layout, name)
+
+
+def _content(cases: Sequence[Case]) -> Iterator[Setting]:
+    yield from _each(cases, lambda case: case.data.replace("_", " "), "the data is {}")
+    yield "eps is as large as the mean square", lambda case: _share_of_eps(case) >= LARGE_EPS
+    yield "eps is larger than the mean square", lambda case: _share_of_eps(case) > 10
+    yield "eps is 0", lambda case: case.eps == 0
+
+
+def _sizes(cases: Sequence[Case]) -> Iterator[Setting]:
+    yield from _each(cases, lambda case: len(case.shape), "X has rank {}")
+    sizes: dict[str, Callable[[Case], int]] = {
+        "columns": lambda case: case.shape[-1],
+        "rows": lambda case: case.n_rows,
+    }
+    for name, size in sizes.items():
+        values = sorted(set(map(size, cases)))
+        for value in values[1:]:
+            yield f"there are {value} {name} or more", _at_least(size, value)
+            yield f"there are fewer than {value} {name}", _less_than(size, value)
+        for value in values:
+            yield (
+                f"there {'is' if value == 1 else 'are'} {value} {name[: -1 if value == 1 else None]}",
+                _equals(size, value),
+            )
+    yield "the columns are no power of two", lambda case: not _power_of_two(case.shape[-1])
+    yield "the columns are a power of two", lambda case: _power_of_two(case.shape[-1])
+    yield "the columns are 3 · 2^k", lambda case: case.shape[-1] % 3 == 0 and _power_of_two(case.shape[-1] // 3)
+    yield "the columns are odd", lambda case: case.shape[-1] % 2 == 1
+
+
+def _each(cases: Sequence[Case], key: Callable[[Case], Any], words: str, negated: str = "") -> Iterator[Setting]:
+    """A setting for each value that occurs, and one for its absence where words for that are given."""
+    for value in dict.fromkeys(map(key, cases)):
+        yield words.format(value), _equals(key, value)
+        if negated:
+            yield negated.format(value), _differs(key, value)
+
+
+def _equals(key: Callable[[Case], Any], value: Any) -> Callable[[Case], bool]:
+    return lambda case: key(case) == value
+
+
+def _differs(key: Callable[[Case], Any], *values: Any) -> Callable[[Case], bool]:
+    return lambda case: key(case) not in values
+
+
+def _at_least(key: Callable[[Case], int], value: int) -> Callable[[Case], bool]:
+    return lambda case: key(case) >= value
+
+
+def _less_than(key: Callable[[Case], int], value: int) -> Callable[[Case], bool]:
+    return lambda case: key(case) < value
+
+
+def _power_of_two(n: int) -> bool:
+    return n & (n - 1) == 0
 
 
 def _share_of_eps(case: Case) -> float:

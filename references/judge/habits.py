@@ -51,7 +51,7 @@ def _emulations(case: Case, inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
         return x * rstd**3 * (m * x).mean(-1, keepdims=True)
 
     def halves(m: np.ndarray) -> np.ndarray:
-        first, second = ((part).astype(narrow).astype(np.float32) for part in (rstd * m, -projection(m)))
+        first, second = (part.astype(narrow).astype(np.float32) for part in (rstd * m, -projection(m)))
         return (first + second).astype(narrow)
 
     yield (

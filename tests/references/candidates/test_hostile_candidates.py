@@ -197,6 +197,8 @@ def test_no_orphan_is_left_and_results_are_kept(tmp_path: Path, number: signal.S
         + ["--profile", str(tmp_path / "p.toml")],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), CANDIDATES])},
         cwd=tmp_path,
+        # A script's background jobs ignore SIGINT, and so does what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

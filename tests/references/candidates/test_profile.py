@@ -19,7 +19,7 @@ from references.candidates.loading import Implementation
 from references.candidates.probing import BASE, probe
 from references.candidates.profile import Profile, ProfileError, read
 from references.cells.cell import Case, make_inputs
-from references.cells.levels import MATRIX, OFFSETS
+from references.cells.levels import LEVELS, MATRIX, OFFSETS
 from references.judge.verdict import check
 from references.report import terminal
 from references.report.files import as_json
@@ -180,6 +180,11 @@ def test_the_declared_order_of_sums_sharpens_the_tolerance(candidate: Callable[.
     loose = check(candidate(Pair()), case).measures["y"].ratio
     sharp = check(candidate(Pair()), case, Profile(column_sums="pairwise", c_rs=2.0, c_div=1.0)).measures["y"].ratio
     assert 2 * loose < sharp <= 1
+
+
+def test_who_claims_everything_gets_the_cells_of_the_levels() -> None:
+    for level, cells in LEVELS.items():
+        assert Profile().cells(level) == cells
 
 
 # Probing
