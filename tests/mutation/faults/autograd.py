@@ -163,7 +163,7 @@ MUTANTS = (
         "        dy.copy_(dx)  # type: ignore[arg-type]\n",
         "",
         "eager dX is not written over dY",
-        TEST_EAGER,
+        "tests/rmsnorm/torch/test_operators.py",
     ),
     Mutant(
         "M01",
@@ -179,7 +179,7 @@ MUTANTS = (
         "            self.in_place,\n            self.row_mode,\n",
         "            True,\n            self.row_mode,\n",
         "the module ignores in_place",
-        TEST_HOST,
+        TEST_IN_PLACE + " -k exclusive",
     ),
     Mutant(
         "M03",

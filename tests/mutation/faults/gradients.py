@@ -28,7 +28,7 @@ def _uncounted(id: str, count: str, replaced: str, what: str) -> Mutant:
 MUTANTS = (
     replace(
         _uncounted("I01", "dy._use_count()", "0", "a reference in C++"),
-        equivalent="the other counts show every pattern known today; C++ alone holds it in other versions of PyTorch",
+        equivalent="the other counts show every pattern known today; what C++ alone holds changes with PyTorch",
     ),
     _uncounted("I02", "sys.getrefcount(dy)", "0", "a Python reference to dY"),
     _uncounted("I03", "weakref.getweakrefcount(dy)", "0", "a weak reference to dY"),

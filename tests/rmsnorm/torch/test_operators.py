@@ -46,3 +46,16 @@ def test_derivatives_of_the_backward(needs: tuple[bool, bool]) -> None:
         return tuple(t for t, needed in zip(found, needs, strict=True) if needed)
 
     assert torch.autograd.gradcheck(function, (dy, x, w))
+
+
+@pytest.mark.parametrize("casting_mode", ["llama", "gemma", "none"])
+def test_the_backward_in_place_leaves_dx_where_dy_was(casting_mode: str) -> None:
+    x, w, dy = (t.detach().bfloat16() for t in (leaf(3, 5, seed=0), leaf(5, seed=1), leaf(3, 5, seed=2)))
+    _, rstd = ops.rms_norm_forward(x, w, 0.3, 0.5, casting_mode, None)
+    settings = (0.3, 0.5, casting_mode, None)
+    dx, dw = ops.rms_norm_backward(dy, x, w, rstd, *settings, True, True)
+    assert not torch.equal(dx, dy)
+    for run in (ops.rms_norm_backward_, ops.backward_):
+        overwritten = dy.clone()
+        assert torch.equal(run(overwritten, x, w, rstd, *settings, True), dw)
+        assert torch.equal(overwritten, dx)
