@@ -82,6 +82,7 @@ ProfileFile = Annotated[
     Path | None,
     typer.Option("--profile", metavar="FILE", help="What the candidate claims (TOML or Python); the rest is probed."),
 ]
+ForwardOnly = Annotated[bool, typer.Option("--forward-only", help="No gradient is claimed: a kernel for inference.")]
 TimeLimit = Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="For one cell; then it counts as hanging.")]
 Cases = Annotated[list[str] | None, typer.Option("--case", metavar="ID", help="Only this cell; repeatable.")]
 Dtypes = Annotated[list[Dtype] | None, typer.Option("--dtype", help="Only X of this dtype; repeatable.")]
@@ -166,6 +167,7 @@ def check(
     keyword: Keyword = "",
     casting_mode: FixedMode = None,
     profile_file: ProfileFile = None,
+    forward_only: ForwardOnly = False,
     seed: Seed = None,
     exitfirst: Stop = False,
     maxfail: MaxFail = 0,
@@ -193,6 +195,7 @@ def check(
         keyword=keyword,
         casting_mode=casting_mode,
         profile_file=profile_file,
+        forward_only=forward_only,
         seed=seed,
         max_failures=1 if exitfirst else maxfail,
         jobs=jobs,
@@ -232,13 +235,19 @@ def explain(
     arrays: OfArrays = Arrays.AUTO,
     casting_mode: FixedMode = None,
     profile_file: ProfileFile = None,
+    forward_only: ForwardOnly = False,
     time_limit: TimeLimit = TIME_LIMIT,
     shrink: Annotated[bool, typer.Option("--shrink", help="Also find the smallest shape that fails alike.")] = False,
 ) -> None:
     """Run one cell again and take its worst element apart: every term of its tolerance."""
     case = _find(case_id)
     options = _options(
-        device=device, arrays=arrays, casting_mode=casting_mode, profile_file=profile_file, time_limit=time_limit
+        device=device,
+        arrays=arrays,
+        casting_mode=casting_mode,
+        profile_file=profile_file,
+        forward_only=forward_only,
+        time_limit=time_limit,
     )
     with _open(target, options) as candidate:
         found = _probe(candidate, options)
@@ -294,6 +303,7 @@ def compare(
     keyword: Keyword = "",
     casting_mode: FixedMode = None,
     profile_file: ProfileFile = None,
+    forward_only: ForwardOnly = False,
     seed: Seed = None,
     jobs: Jobs = 1,
     time_limit: TimeLimit = TIME_LIMIT,
@@ -313,6 +323,7 @@ def compare(
         keyword=keyword,
         casting_mode=casting_mode,
         profile_file=profile_file,
+        forward_only=forward_only,
         seed=seed,
         jobs=jobs,
         time_limit=time_limit,
@@ -369,11 +380,13 @@ def _options(
     case: list[str] | None = None,
     dtype: list[Dtype] | None = None,
     profile_file: Path | None = None,
+    forward_only: bool = False,
     **given: Any,
 ) -> Options:
     """As they were typed, read and checked."""
     cases = tuple(_find(case_id) for case_id in case or ())
-    return Options(cases=cases, dtypes=tuple(map(str, dtype or ())), claims=_claims(profile_file), **given)
+    claims = _claims(profile_file) | ({"gradients": False} if forward_only else {})
+    return Options(cases=cases, dtypes=tuple(map(str, dtype or ())), claims=claims, **given)
 
 
 def _verdicts(side: str, options: Options, console: Console) -> list[Verdict]:

@@ -53,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rmsnorm-seed", type=int, metavar="N", help="Other inputs than those of seed 0.")
     group.addoption("--rmsnorm-time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help="For one cell.")
     group.addoption("--rmsnorm-profile", type=Path, metavar="FILE", help="What it claims; the rest is probed.")
+    group.addoption("--rmsnorm-forward-only", action="store_true", help="No gradient is claimed.")
     group.addoption(
         "--rmsnorm-xfail",
         type=Path,
@@ -65,9 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rmsnorm: a cell in which an RMSNorm implementation is judged")
     profile_file, xfail_file = config.getoption("rmsnorm_profile"), config.getoption("rmsnorm_xfail")
     try:
-        config.stash[CLAIMS] = profile.read(profile_file) if profile_file else {}
+        claims = profile.read(profile_file) if profile_file else {}
     except profile.ProfileError as error:
         raise pytest.UsageError(str(error)) from error
+    config.stash[CLAIMS] = claims | ({"gradients": False} if config.getoption("rmsnorm_forward_only") else {})
     config.stash[XFAILS] = _read_xfails(xfail_file) if xfail_file else {}
 
 

@@ -27,6 +27,8 @@ from references.candidates.signatures import Signature
 from references.cells.cell import Case, Inputs, make_inputs
 from references.exact.prove import Proof
 
+WITHOUT_GRADIENTS = "without gradients"  # the one partial run that asks for none
+
 
 class LoadError(ValueError):
     """The target names nothing that can be judged here; the message is one line."""
@@ -205,7 +207,7 @@ class Function(Candidate):
 
     def partly(self, case: Case, inputs: Inputs) -> dict[str, Outputs]:
         ways: dict[str, Callable[[Outputs], None]] = {
-            "without gradients": lambda found: self._without_gradients(case, inputs, found),
+            WITHOUT_GRADIENTS: lambda found: self._without_gradients(case, inputs, found),
             "with X frozen": lambda found: self._frozen(case, inputs, found, "x"),
             "with W frozen": lambda found: self._frozen(case, inputs, found, "w"),
             "with another forward before its backward": lambda found: self._interleaved(case, inputs, found),
@@ -269,7 +271,7 @@ class AutogradFunction(Function):
 
 
 class Module(Function):
-    """A `torch.nn.Module` class: called with x, its parameter is `weight`."""
+    """A `torch.nn.Module` class: called with x, its parameter is `weight`, or the only one that it has."""
 
     @property
     def meanings(self) -> set[str]:
@@ -285,7 +287,10 @@ class Module(Function):
         args, keywords = self.signature.bind(settings(case) | about)
         module = self.target(*args, **keywords)
         if w is not None:
-            module.weight = w
+            names = [name for name, _ in module.named_parameters()]
+            if "weight" not in names and len(names) != 1:
+                raise TypeError(f"the module must have a parameter 'weight' or a single one, it has {names}")
+            setattr(module, "weight" if "weight" in names else names[0], w)
         return module(x)
 
 
@@ -388,12 +393,12 @@ def _kind(found: Any) -> tuple[type[Candidate], Signature]:
         separate = function.setup_context is not torch.autograd.Function.setup_context
         return AutogradFunction, Signature(function.forward, skip=0 if separate else 1)
     if torch and isinstance(found, type) and issubclass(found, torch.nn.Module):
-        return Module, Signature(found)
+        return Module, Signature(found, first="hidden_size")
     if callable(getattr(found, "forward", None)) and callable(getattr(found, "backward", None)):
         return ForwardBackward, Signature(found.forward)
     if isinstance(found, types.ModuleType) or not callable(found):
         raise TypeError("it is neither a callable nor a pair of forward and backward")
-    signature = Signature(found)
+    signature = Signature(found, first="x")
     if "x" not in signature.meanings:
         raise TypeError("it has no argument for the input")
     return Function, signature

@@ -135,10 +135,13 @@ class Arguments:
     def lend(self, name: str) -> Any:
         """A PyTorch tensor with an argument's content and layout, which its receiver alone holds.
 
-        Only its address is kept: `observe` knows a result that lies there, and looks around it.
+        Only its address is kept: `observe` knows a result that lies there, and looks around it. The storage is longer
+        than any dense result: one that gets the same address after the argument was freed is another one.
         """
         placed = self._placed[name]
-        storage = arrays.to_torch(placed.storage, self._device).clone()  # of memory that PyTorch owns
+        room = np.full(placed.view().size + 1, np.nan, placed.storage.dtype)
+        # A copy: of memory that PyTorch owns.
+        storage = arrays.to_torch(np.concatenate([placed.storage, room]), self._device).clone()
         self._lent[name] = _address(storage)
         return storage.as_strided(placed.shape, placed.strides, placed.offset)
 

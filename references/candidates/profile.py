@@ -42,6 +42,7 @@ class Profile:
     casting_modes: tuple[str, ...] = tuple(map(str, CastingMode))
     offsets: tuple[float, ...] | None = None  # None: any
     weights: tuple[str, ...] = (*WEIGHTS, *DTYPES)  # "same" is X's dtype, "none" no weight
+    gradients: bool = True  # dX and dW are computed; False for a forward alone, as NumPy functions are
     in_place: tuple[bool, ...] = (True, False)
     layouts: tuple[str, ...] = tuple(LAYOUT_CODES)  # of X, dY and W
     ranks: tuple[int, ...] = tuple(sorted(RANKS))
@@ -224,6 +225,7 @@ _VALID: dict[str, Check] = {
     "casting_modes": _list_of(_one_of(tuple(map(str, CastingMode)))),
     "offsets": _list_of(_number(-1e300, 1e300, float)),
     "weights": _list_of(_one_of((*WEIGHTS, *DTYPES))),
+    "gradients": _flag,
     "in_place": _list_of(_flag),
     "layouts": _list_of(_one_of(tuple(LAYOUT_CODES))),
     "ranks": _list_of(_one_of(tuple(sorted(RANKS)))),

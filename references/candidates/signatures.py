@@ -6,36 +6,53 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-NAMES: dict[str, tuple[str, ...]] = {  # what an argument means -> what it may be called, whatever the case
-    "x": ("x", "input", "hidden_states"),
-    "w": ("w", "weight"),
-    "dy": ("dy", "grad_output"),
-    "eps": ("eps", "epsilon", "variance_epsilon"),
+NAMES: dict[str, tuple[str, ...]] = {  # what an argument means -> what it may be called, likeliest first, in any case
+    "x": ("x", "input", "inputs", "inp", "hidden_states", "hidden"),
+    "w": ("w", "weight", "scale", "gamma", "g"),
+    "dy": ("dy", "dout", "grad_output", "grad_out", "do"),
+    "eps": ("eps", "epsilon", "variance_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_epsilon"),
     "offset": ("offset",),
     "casting_mode": ("casting_mode",),
     "in_place": ("in_place",),
     "row_mode": ("row_mode",),
     "rstd": ("rstd",),
-    "hidden_size": ("hidden_size",),
+    "hidden_size": (
+        "hidden_size",
+        "dim",
+        "dims",
+        "hidden_dim",
+        "d_model",
+        "n_embd",
+        "embed_dim",
+        "num_features",
+        "features",
+    ),
     "normalized_shape": ("normalized_shape",),
     "elementwise_affine": ("elementwise_affine",),
     "dtype": ("dtype",),
     "device": ("device",),
 }
-MEANING = {name: meaning for meaning, names in NAMES.items() for name in names}
 
 
 class Signature:
-    """The arguments of a callable by meaning. Raises ValueError for a needed one that means nothing here."""
+    """The arguments of a callable by meaning. Raises ValueError for a needed one that means nothing here.
 
-    def __init__(self, function: Callable, skip: int = 0) -> None:
+    `first` is what the first argument means, whatever it is called, where no other argument means that.
+    """
+
+    def __init__(self, function: Callable, skip: int = 0, first: str = "") -> None:
         named = [
             p
             for p in inspect.signature(function).parameters.values()
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
-        self._arguments = [(p, MEANING.get(p.name.lower())) for p in named[skip:]]
-        self.meanings = {meaning for _, meaning in self._arguments if meaning}
+        given = [p.name.lower() for p in named[skip:]]
+        called = {meaning: next((n for n in names if n in given), None) for meaning, names in NAMES.items()}
+        means = {name: meaning for meaning, name in called.items() if name}
+        if given and first and first not in means.values():
+            means.setdefault(given[0], first)
+        self._arguments = [(p, means.get(p.name.lower())) for p in named[skip:]]
+        self.meanings = set(means.values())
         for p, meaning in self._arguments:
             if meaning is None and p.default is p.empty:
                 raise ValueError(f"its argument {p.name!r} means nothing here")

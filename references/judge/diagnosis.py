@@ -15,7 +15,7 @@ from typing import Any
 from references.cells.cell import Case
 from references.cells.levels import mean_square
 from references.judge.comparison import Finding
-from references.judge.verdict import PRECISION, Verdict
+from references.judge.verdict import NO_GRADIENT, PRECISION, Verdict
 
 SECOND = 0.1  # by so much a second setting must tell more than one alone
 FEW = 0.25  # of the cells with wrong numbers: other wrong numbers in so few are the same fault
@@ -42,6 +42,7 @@ class Diagnosis:
     complaint: str  # "leaves its bound"
     where: str  # "wherever X is float16"
     setting: Callable[[Case], bool]  # whether a cell lies there
+    score: float  # how well that tells the cells that show it from the others: F₁, less SECOND for a second setting
     how: str | None  # where its elements lie, or what explains them
     cells: frozenset[Case]  # that show it
     judged: int
@@ -61,6 +62,9 @@ class Diagnosis:
         return f"{self.what} {self.where} ({cells})" + (f": {self.how}" if self.how else "")
 
 
+Group = Sequence[tuple[Verdict, Finding]]  # cells that show the same
+
+
 def diagnose(verdicts: Sequence[Verdict]) -> list[Diagnosis]:
     """The bugs, the one that most cells show first; none where nothing deviates."""
     judged = [v for v in verdicts if v.status in ("pass", "fail")]
@@ -69,7 +73,7 @@ def diagnose(verdicts: Sequence[Verdict]) -> list[Diagnosis]:
         for symptom, finding in _symptoms(verdict).items():
             symptoms.setdefault(symptom, []).append((verdict, finding))
     found: list[Diagnosis] = []
-    for group in sorted(symptoms.values(), key=len, reverse=True):
+    for group in _united(sorted(symptoms.values(), key=len, reverse=True), judged):
         one = _diagnosis(group, judged)
         cause = next((i for i, larger in enumerate(found) if _explains(larger, one)), None)
         if cause is None:
@@ -79,6 +83,25 @@ def diagnose(verdicts: Sequence[Verdict]) -> list[Diagnosis]:
             cells = found[cause].cells | one.cells
             found[cause] = replace(found[cause], tensors=tensors, cells=cells)
     return sorted(found, key=lambda diagnosis: -len(diagnosis.cells))
+
+
+def _united(groups: Sequence[Group], judged: Sequence[Verdict]) -> list[Group]:
+    """Groups of wrong numbers as one where a setting tells both together better than any tells either.
+
+    A fault may show in Y in some cells and, hidden by Y's rounding, in dX alone in others.
+    """
+    united: list[Group] = []
+    for group in groups:
+        for i, larger in enumerate(united):
+            both = [*larger, *group]
+            if {_kind(finding) for _, finding in both} == {"numbers"}:
+                together = _diagnosis(both, judged).score
+                if together > max(_diagnosis(larger, judged).score, _diagnosis(group, judged).score):
+                    united[i] = both
+                    break
+        else:
+            united.append(group)
+    return united
 
 
 def _explains(larger: Diagnosis, smaller: Diagnosis) -> bool:
@@ -118,34 +141,36 @@ def _symptoms(verdict: Verdict) -> dict[tuple[str, str], Finding]:
     return found
 
 
-def _diagnosis(group: Sequence[tuple[Verdict, Finding]], judged: Sequence[Verdict]) -> Diagnosis:
+def _diagnosis(group: Group, judged: Sequence[Verdict]) -> Diagnosis:
     """What is wrong in these cells. Those that fail otherwise say nothing of it and have no vote."""
     cells = frozenset(verdict.case for verdict, _ in group)
-    tensor = group[0][1].tensor
+    tensors = tuple(sorted({finding.tensor for _, finding in group}, key=lambda name: [*TITLES, name].index(name)))
     kind = _kind(group[0][1])
     asked = [v for v in judged if kind != "repeat" or v.behaviour is not None]
-    voters = [v.case for v in asked if v.case in cells or (v.case.n_rows and _shows(v, tensor))]
-    where, setting = _where(voters, cells)
+    voters = [v.case for v in asked if v.case in cells or (v.case.n_rows and _shows(v, tensors))]
+    where, setting, score = _where(voters, cells)
     # What is odd about the simplest cell is its shape; how a fault looks is seen better in a larger one.
     _, finding = max(group, key=lambda item: (item[0].case.plain, min(math.prod(item[0].case.shape), 400)))
     other = Counter(verdict.computes for verdict, _ in group if verdict.computes)
     habits = Counter(verdict.habit for verdict, _ in group if verdict.habit)
     how = finding.pattern if finding.check in COMPLAINTS else None
-    if habits and tensor in ("dx", "dw"):
+    if habits and tensors[0] in ("dx", "dw"):
         how = habits.most_common(1)[0][0]
     elif other and other.most_common(1)[0][1] > len(group) / 2:
         how = f"it has the rounding points of {other.most_common(1)[0][0]}"
+    elif finding.message == NO_GRADIENT and where == "everywhere":
+        how = "a kernel for inference is judged with --forward-only"
     simplest = min((verdict.case for verdict, _ in group), key=_oddness)
-    return Diagnosis(kind, (tensor,), _complaint(group), where, setting, how, cells, len(asked), simplest)
+    return Diagnosis(kind, tensors, _complaint(group), where, setting, score, how, cells, len(asked), simplest)
 
 
 def _kind(finding: Finding) -> str:
     return "numbers" if finding.check in COMPLAINTS else finding.check
 
 
-def _shows(verdict: Verdict, tensor: str) -> bool:
-    """Whether a cell passes, or fails in a way that leaves this tensor to be judged."""
-    return not any(f.check == "run" or f.tensor in (tensor, "y", "rstd") for f in verdict.findings)
+def _shows(verdict: Verdict, tensors: Sequence[str]) -> bool:
+    """Whether a cell passes, or fails in a way that leaves these tensors to be judged."""
+    return not any(f.check == "run" or f.tensor in (*tensors, "y", "rstd") for f in verdict.findings)
 
 
 def _complaint(group: Sequence[tuple[Verdict, Finding]]) -> str:
@@ -173,10 +198,10 @@ def _oddness(case: Case) -> tuple:
 Setting = tuple[str, Callable[[Case], bool]]  # words, and whether a cell has it
 
 
-def _where(cases: Sequence[Case], wrong: Set[Case]) -> tuple[str, Callable[[Case], bool]]:
-    """The setting, or the two, that tell the failing cells best from the others: in words, and as a test."""
+def _where(cases: Sequence[Case], wrong: Set[Case]) -> tuple[str, Callable[[Case], bool], float]:
+    """The setting, or the two, that tell the failing cells best from the others: in words, as a test, and how well."""
     if len(wrong) == len(cases):
-        return "everywhere", lambda case: True
+        return "everywhere", lambda case: True, 1.0
 
     def score(setting: Setting) -> float:  # F₁
         covered = [case for case in cases if setting[1](case)]
@@ -186,19 +211,20 @@ def _where(cases: Sequence[Case], wrong: Set[Case]) -> tuple[str, Callable[[Case
     nowhere: Setting = ("", lambda case: False)
     best = max(settings, key=score, default=nowhere)
     pair = max((_both(best, other) for other in settings), key=score, default=best)
-    if score(pair) > score(best) + SECOND:
-        best = pair
+    told = score(best)
+    if score(pair) > told + SECOND:
+        best, told = pair, score(pair) - SECOND
     if score(best) < NEARLY:
-        return "in some cells that no setting tells apart", lambda case: False
+        return "in some cells that no setting tells apart", lambda case: False, told
     inside = [case in wrong for case in cases if best[1](case)]
     outside = [case in wrong for case in cases if not best[1](case)]
     if len(wrong) >= NEARLY_ALL * len(cases) and not (all(inside) and not any(outside)):
-        return "nearly everywhere", lambda case: True
+        return "nearly everywhere", lambda case: True, told
     if all(inside):
         words = f"wherever {best[0]}" + ", and elsewhere too" * any(outside)
     else:
         words = f"{'mostly' if any(outside) else 'only'} where {best[0]}"
-    return words, best[1]
+    return words, best[1], told
 
 
 def _both(one: Setting, other: Setting) -> Setting:

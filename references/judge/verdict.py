@@ -17,7 +17,7 @@ from references import numpy_reference
 from references.bounds import modes, tolerances
 from references.bounds.rounding import SEQUENTIAL, Arithmetic
 from references.bounds.tolerances import Bound
-from references.candidates.loading import Implementation, Outputs
+from references.candidates.loading import WITHOUT_GRADIENTS, Implementation, Outputs
 from references.candidates.memory import Contract
 from references.candidates.profile import Profile
 from references.candidates.repetition import Behaviour
@@ -68,7 +68,7 @@ def check(
     if unclaimed is not None and outputs.error is not None:
         verdict.status, verdict.reason = "unsupported", f"{unclaimed}; refused with {outputs.error.partition(':')[0]}"
         return verdict
-    verdict.findings += _run_findings(case, outputs)
+    verdict.findings += _run_findings(case, outputs, profile.gradients and not outputs.forward_only)
     for comparison in compare(case, inputs, outputs, profile.arithmetic):
         verdict.findings += comparison.findings()
         measure = comparison.measure()
@@ -89,12 +89,15 @@ def check(
     if repeat and case.n_rows and outputs.contract is not None:
         verdict.behaviour = implementation.behaviour(case, inputs)
         verdict.findings += _behaviour_findings(profile, verdict.behaviour)
-        verdict.findings += _partly_findings(case, inputs, implementation.partly(case, inputs), profile)
+        partly = implementation.partly(case, inputs)
+        asked = {way: found for way, found in partly.items() if profile.gradients or way == WITHOUT_GRADIENTS}
+        verdict.findings += _partly_findings(case, inputs, asked, profile)
     verdict.status = "fail" if verdict.findings else "pass"
     return verdict
 
 
 PRECISION = "computes float64 in float32"
+NO_GRADIENT = "no gradient was returned"
 NUMBERS = {"value", "special"}
 WRONG_Y = {("value", "y"), ("rounding", "y"), ("exact", "y")}
 
@@ -208,18 +211,18 @@ def _settings(case: Case) -> dict[str, Any]:
     return {"eps": case.eps, "offset": case.offset, "casting_mode": str(case.casting_mode)}
 
 
-def _run_findings(case: Case, outputs: Outputs) -> Iterator[Finding]:
+def _run_findings(case: Case, outputs: Outputs, gradients: bool) -> Iterator[Finding]:
     if outputs.error is not None or outputs.died is not None:
         message = f"raised {outputs.error}" if outputs.died is None else outputs.died
         yield Finding("run", "y" if outputs.y is None else "dx", message)
         return
     if outputs.y is None:
         yield Finding("run", "y", "nothing was returned")
-    elif outputs.y.shape == case.shape and not outputs.forward_only:  # no gradient can flow through another shape
-        if outputs.dx is None:
-            yield Finding("run", "dx", "no gradient was returned")
-        if outputs.dw is None and case.w_dtype is not None:
-            yield Finding("run", "dw", "no gradient was returned")
+    elif outputs.y.shape == case.shape:  # no gradient can flow through another shape
+        if outputs.dx is None and gradients:
+            yield Finding("run", "dx", NO_GRADIENT)
+        if outputs.dw is None and case.w_dtype is not None and gradients:
+            yield Finding("run", "dw", NO_GRADIENT)
         if outputs.dw is not None and case.w_dtype is None:
             yield Finding("run", "dw", "a gradient was returned, but there is no weight")
 
@@ -260,7 +263,7 @@ def _unrefused(verdict: Verdict, unclaimed: str) -> Verdict:
     """What was not claimed and yet computed: right it is merely unsupported, wrong it should have been refused."""
     if not verdict.findings:
         verdict.status, verdict.reason = "unsupported", f"{unclaimed}; computed right all the same"
-    elif {finding.check for finding in verdict.findings} == {"precision"}:
+    elif {finding.check for finding in verdict.findings if finding.message != NO_GRADIENT} == {"precision"}:
         verdict.status, verdict.reason, verdict.findings = "unsupported", f"{unclaimed}; computed in float32", []
     else:
         worst = verdict.findings[0]

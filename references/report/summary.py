@@ -106,7 +106,9 @@ def conclusion(verdicts: Sequence[Verdict], expected: int, unjudged: Sequence[st
     elif unjudged:
         words = f"not judged as a whole: {', '.join(unjudged)} claimed, but no cell of it could be judged"
     else:
-        words = f"conforms: {judged} cells pass"
+        measured = {tensor for v in verdicts for tensor in v.measures}
+        alone = ", the forward alone" if "y" in measured and not measured & {"dx", "dw"} else ""
+        words = f"conforms{alone}: {judged} cells pass"
     words += f"; {count['unsupported']} unsupported" if count["unsupported"] else ""
     return words + (f"; ended after {len(verdicts)} of {expected}" if len(verdicts) < expected else "")
 

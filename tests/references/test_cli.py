@@ -233,6 +233,20 @@ def test_the_references_are_judged_through_the_same_door(in_process, name: str) 
     assert "cells pass" in out
 
 
+@pytest.mark.torch
+def test_a_forward_alone_deviates_unless_it_is_said(in_process, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "forward_alone.py").write_text(
+        "def f(x, w, eps):\n"
+        "    h = x.detach().float()\n"
+        "    return (h * (h.square().mean(-1, keepdim=True) + eps).rsqrt() * w.detach().float()).to(x.dtype)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = in_process("check", "forward_alone.py:f", "-k", "2x4x41")
+    assert code == 1 and "everywhere" in out and "a kernel for inference is judged with --forward-only" in out
+    code, out, _ = in_process("check", "forward_alone.py:f", "-k", "2x4x41", "--forward-only")
+    assert code == 0 and "conforms, the forward alone: " in out
+
+
 def test_the_selection_and_its_seed(in_process) -> None:
     target = "references.numpy_reference"
     code, out, err = in_process("check", target, "-k", "f32 and 2x4x41 and not off0.5", "--seed", "3", "--json", "-")

@@ -122,6 +122,8 @@ def test_the_options_of_check_are_taken(project: Path) -> None:
     done = run_pytest(project, *options, "--rmsnorm-arrays", "numpy", "--collect-only", "-q")
     listed = [line for line in done.stdout.splitlines() if line.startswith("rmsnorm::")]
     assert len(listed) == 18 and all("-f32-" in line and line.endswith("-s7") for line in listed)
+    done = run_pytest(project, "--rmsnorm-forward-only", "--rmsnorm-case", PASSES)
+    assert "gradients False" in done.stdout
 
 
 def test_a_run_that_judges_nothing_is_no_success(project: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from references import arrays
 from references.bounds import tolerances
 from references.candidates.loading import LoadError, Outputs, load
-from references.candidates.memory import place
+from references.candidates.memory import Arguments, place
 from references.candidates.signatures import Signature
 from references.cells.cell import LAYOUT_CODES, Case, make_inputs
 
@@ -108,6 +108,27 @@ def test_arguments_are_matched_by_meaning() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("function", "first", "meanings"),
+    [
+        (lambda x, gamma, epsilon: x, "x", ["x", "w", "eps"]),
+        (lambda inp, scale, norm_eps: inp, "x", ["x", "w", "eps"]),
+        (lambda a, g, eps: a, "x", ["x", "w", "eps"]),  # whatever the input is called, it comes first
+        (lambda temperature=1.0, x=None: x, "x", [None, "x"]),
+        (lambda dim, eps: dim, "hidden_size", ["hidden_size", "eps"]),
+        (lambda width, eps: width, "hidden_size", ["hidden_size", "eps"]),
+        (lambda d_model, dtype=None: d_model, "hidden_size", ["hidden_size", "dtype"]),
+        (lambda normalized_shape, eps: eps, "", ["normalized_shape", "eps"]),
+    ],
+)
+def test_arguments_as_kernel_authors_call_them(function: Callable, first: str, meanings: list[str | None]) -> None:
+    signature = Signature(function, first=first)
+    values = {meaning: meaning for meaning in meanings if meaning}
+    default = [None if meaning else 1.0 for meaning in meanings]
+    assert signature.bind(values)[0] == [m or d for m, d in zip(meanings, default, strict=True)]
+    assert signature.meanings == set(values)
+
+
 def test_a_needed_argument_without_meaning_is_named() -> None:
     with pytest.raises(ValueError, match="'temperature' means nothing"):
         Signature(lambda x, temperature: x)
@@ -156,6 +177,15 @@ def test_all_torch_kinds_give_the_same(candidate: Callable[..., Any]) -> None:
         def forward(self, x):
             return function(x, self.weight, *self.settings)
 
+    class Gains(torch.nn.Module):  # a parameter and a size under names of its own
+        def __init__(self, width, eps, offset=0.0, casting_mode="llama"):
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.ones(width))
+            self.settings = eps, offset, casting_mode
+
+        def forward(self, x):
+            return function(x, self.gain, *self.settings)
+
     class OwnFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx, X, W, eps, offset, casting_mode):
@@ -188,7 +218,7 @@ def test_all_torch_kinds_give_the_same(candidate: Callable[..., Any]) -> None:
 
     expected = run(candidate(function))
     assert expected.rstd is None and expected.dx is not None and expected.dw is not None
-    for kind in (Norm, OwnFunction, Separate):
+    for kind in (Norm, Gains, OwnFunction, Separate):
         outputs = run(candidate(kind))
         for name in ("y", "dx", "dw"):
             np.testing.assert_array_equal(getattr(outputs, name), getattr(expected, name))
@@ -261,6 +291,19 @@ def test_exceptions_are_reported_not_raised(candidate: Callable[..., Any]) -> No
 
 
 # What a run does to its arguments
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("layout", LAYOUT_CODES)
+def test_memory_that_was_freed_and_taken_again_is_not_taken_for_the_lent_one(layout: str) -> None:
+    import torch
+
+    # Two rows of 128 columns: a dense result would be as long as one expanded row with its guard bands.
+    case = Case("llama", 0.0, "float32", "same", True, (1, 2, 1, 128), 1e-5, dy_layout=layout)
+    arguments = Arguments(case, make_inputs(case), "torch", "cpu")
+    lent = arguments.lend("dy")
+    assert lent.untyped_storage().nbytes() > torch.zeros(case.shape).untyped_storage().nbytes()
+    assert arguments.observe({}, {"dx": lent}).shares_storage == (("dx", "dy"),)
 
 
 @pytest.mark.torch

@@ -9,7 +9,7 @@ from references.candidates.probing import Probe, probe
 from references.cells.selection import select
 from references.judge.diagnosis import diagnose
 from references.judge.verdict import Verdict, check_all
-from references.report.summary import exit_code, unjudged
+from references.report.summary import conclusion, exit_code, unjudged
 
 HOME = "tests.references.candidates.strangers"
 
@@ -45,6 +45,15 @@ def test_a_right_candidate_conforms(target: str, mode: str) -> None:
     assert {v.case.dtype for v in ran} == set(one.profile.dtypes) == {"float16", "bfloat16", "float32"}
 
 
+@pytest.mark.torch
+def test_a_forward_alone_conforms_where_no_gradient_is_claimed() -> None:
+    one = probe(load(f"{HOME}.ordinary:forward_alone"), {"gradients": False})
+    cells = one.profile.cells("smoke")
+    verdicts = check_all(one.implementation, cells, lambda verdict: None, one.profile)
+    assert exit_code(verdicts) == 0
+    assert conclusion(verdicts, len(cells)).startswith("conforms, the forward alone: 127 cells pass")
+
+
 @pytest.mark.jax
 def test_a_right_function_in_jax_conforms() -> None:
     one, verdicts = judged("in_jax:right", "2x4x41")  # each further shape would be compiled
@@ -75,6 +84,8 @@ FAULTS = {  # by candidate: a word of the diagnosis of a whole run
     "eps_hard_coded": "eps",
     "w_ignored_beyond_64": "96 columns or more",
     "last_column_zero_at_3_times_2_to_k": "96 columns",
+    "sum_of_4096_columns": "Y (and dX) leaves its bound only where there are 4097 columns or more (8 of 127 cells)",
+    "forward_alone": "judged with --forward-only",
     "clamped_in_fp16": "overflowing",
     "w_as_bf16_where_float32": "W",
     "eps_forgotten_without_gradients": "without gradients",

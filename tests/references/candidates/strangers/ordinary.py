@@ -82,6 +82,15 @@ def last_column_zero_at_3_times_2_to_k(x, w, eps):
     return y * (torch.arange(n) < n - 1) if n % 3 == 0 and (n // 3) & (n // 3 - 1) == 0 else y
 
 
+def sum_of_4096_columns(x, w, eps):
+    h = x.float()
+    return (h * torch.rsqrt(h[..., :4096].pow(2).mean(-1, keepdim=True) + eps) * w.float()).to(x.dtype)
+
+
+def forward_alone(x, w, eps):
+    return right(x.detach(), w.detach(), eps)
+
+
 def clamped_in_fp16(x, w, eps):
     y = right(x, w, eps)
     return y.clamp(-65504, 65504) if x.dtype == torch.float16 else y
@@ -147,7 +156,7 @@ class UsesTheLastForward(Spoiled):
 
     @classmethod
     def spoil_dx(cls, dx, x, w):
-        return dx if cls.last["x"].equal(x) else dx * 0
+        return dx if cls.last["x"].nan_to_num().equal(x.nan_to_num()) else dx * 0
 
 
 dw_doubled_in_16_bits = DwDoubledIn16Bits.of
