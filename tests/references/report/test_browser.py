@@ -63,7 +63,7 @@ def test_it_is_drawn(opened: Any) -> None:
     assert opened.locator("h1").text_content() == "a:b"
     assert "Deviates" in opened.locator(".verdict").text_content()
     assert opened.locator("#cells tbody tr").count() == 13
-    assert opened.locator("svg").count() in (0, 4)  # with matplotlib
+    assert opened.locator("svg").count() in (0, 3)  # with matplotlib
 
 
 def test_a_heading_sorts_numbers_as_numbers_and_again_the_other_way(opened: Any) -> None:
