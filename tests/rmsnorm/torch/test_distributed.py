@@ -281,7 +281,7 @@ def dtensors_in_the_exact_world(device: str) -> None:
                 dx, dw = torch.autograd.grad(y, (x_d, w_d), dy_d)
                 if dim == 0:
                     assert dw.placements == (Partial(),)
-                    with pytest.raises(NotAlgebraic, match="all_reduce.* adds patterns"):
+                    with pytest.raises(NotAlgebraic, match=r"all_reduce.* adds patterns"):
                         dw.full_tensor()
                 got = {"y": y.full_tensor(), "dx": dx.full_tensor()}
             for name, tensor in got.items():
