@@ -9,12 +9,10 @@ from references.candidates.loading import Candidate, ForwardBackward, Function, 
 from references.candidates.signatures import Signature
 from references.cells.cell import Case
 from references.exact.program import Program, Settings
-from references.exact.prove import SHAPES, Proof
+from references.exact.prove import SHAPES, USUAL_OFFSETS, Proof
 from references.exact.prove import prove as prove_program
 
-# What a candidate may use that has no argument for it.
-USUAL_EPS = (1e-6, 1e-5, 1e-8, 2.0**-23, 0.0)
-USUAL_OFFSETS = (0.0, 1.0)
+USUAL_EPS = (1e-6, 1e-5, 1e-8, 2.0**-23, 0.0)  # of a candidate that has no argument for it
 
 
 def prove(candidate: Candidate, case: Case, shapes: Sequence[tuple[int, int]] = SHAPES) -> Proof:

@@ -58,11 +58,16 @@ def _run(field: Field, jaxpr: Any, constants: Sequence[Any], arguments: Sequence
 
 def _real(field: Field, value: Any, aval: Any) -> np.ndarray:
     """A literal or a closed-over array of real numbers."""
-    dtype, value = aval.dtype.name, np.asarray(value)
+    dtype, value = aval.dtype.name, _array(value)
     if dtype not in DTYPES:
         return value
     patterns = [field.constant(number, dtype) for number in value.reshape(-1).astype(np.float64).tolist()]
     return np.array(patterns, pattern_dtype(dtype)).reshape(value.shape)
+
+
+def _array(value: Any) -> Any:
+    """A NumPy array; keys of random numbers, with which modules are made, are jax's alone."""
+    return value if jax.dtypes.issubdtype(jnp.result_type(value), jax.dtypes.extended) else np.asarray(value)
 
 
 def _equation(field: Field, equation: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -79,7 +84,7 @@ def _equation(field: Field, equation: Any, inputs: list[np.ndarray]) -> list[np.
         return inputs
     if dtype not in DTYPES and not set(dtypes) & set(DTYPES):
         results = equation.primitive.bind(*map(jnp.asarray, inputs), **params)
-        return [np.asarray(result) for result in (results if equation.primitive.multiple_results else [results])]
+        return [_array(result) for result in (results if equation.primitive.multiple_results else [results])]
     if name == "is_finite":
         return [np.ones(out.shape, bool)]
     if name in MOVES:

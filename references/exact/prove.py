@@ -25,6 +25,7 @@ from references.spec import CastingMode
 SHAPES = tuple((n_rows, n_cols) for n_cols in (2, 3, 5, 7, 8, 16, 17, 33, 64, 100) for n_rows in (1, 2, 3, 5))
 SEARCH_ROWS = 24  # half of them root something positive, whatever the formula
 EPS, OFFSET = 0.3, -0.7  # exact in no format: where one is rounded, left out or doubled, it shows
+USUAL_OFFSETS = (0.0, 1.0)  # of a program that takes no other, or none at all
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class Proof:
         )
         if self.mode is not None:
             what = self.mode if self.rounds else "the formula, in which the modes are one,"
+            if self.rounds and self.mode == "llama" and not self.weighted:
+                what = "llama and gemma, which are one without a weight,"
+            if self.offset not in (OFFSET, 0.0):
+                what += f" with offset {self.offset:g}"
             return [f"{self.name}, {self.dtype}: equals {what} exactly at {self.shapes} shapes; {sure}"]
         if self.formula is None:
             return [f"{self.name}, {self.dtype}: equals no mode, and no set of rounding points explains it"]
@@ -161,12 +166,24 @@ def _search(
     """The formula that explains Y, with the problem whose eps and offset it has."""
     field = _field(seed, dtype)
     n_cols = program.n_cols or 12
+    refused: Exception | None = None
     for eps in program.eps or (EPS,):
-        for offset in program.offsets or (OFFSET,):
+        for offset in program.offsets or (OFFSET, *USUAL_OFFSETS):
             problem = draw(field, (SEARCH_ROWS, n_cols), dtype, w_dtype, eps=eps, offset=offset, formulas=[], seed=seed)
-            found = explain_forward(field, problem, run(field, program, problem, casting_mode)["y"])
+            try:
+                results = run(field, program, problem, casting_mode)
+            except NotAlgebraic:
+                raise
+            except Exception as error:  # perhaps of this offset, or of this eps
+                refused = refused or error
+                continue
+            found = explain_forward(field, problem, results["y"])
             if found is not None:
                 return problem, found
+            if program.offsets is None:
+                break  # it takes any: another one would tell nothing else
+    if refused is not None:
+        raise refused
     return None
 
 

@@ -22,6 +22,8 @@ TWISTS: tuple[dict[str, Any], ...] = (
     {"order": "x * (rstd * w)"},
     {"offset": "after rounding"},
     {"offset": "left out"},
+    {"eps": "rounded"},
+    {"eps": "rounded", "order": "(x * w) * rstd"},
     {"eps": "outside"},
     {"eps": "left out"},
     {"width": "padded"},

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from references.arrays import numpy_dtype
 from references.exact.field import Field, pattern_dtype
 from references.spec import ROUNDING_POINTS, CastingMode, RoundingPoints, compute_dtype
 
@@ -34,7 +35,7 @@ class Formula:
     """The forward's rounding points and order, then the backward's; the defaults are the specification's."""
 
     points: RoundingPoints
-    eps: str = "inside"  # | "outside" of the root | "left out"
+    eps: str = "inside"  # | "rounded" to x's dtype, as JAX does | "outside" of the root | "left out"
     width: str = "columns"  # | "padded" to a power of two | "columns - 1": what the sum of squares is divided by
     order: str = "x_hat * w"  # | "(x * w) * rstd" | "x * (rstd * w)"
     offset: str = "added"  # | "after rounding": to the rounded w or product | "left out"
@@ -48,7 +49,11 @@ class Formula:
         """What differs from the specification's order, in words."""
         words = []
         if self.eps != "inside":
-            words.append("eps is left out" if self.eps == "left out" else "eps is added outside of the root")
+            words.append(
+                {"left out": "eps is left out", "outside": "eps is added outside of the root"}.get(
+                    self.eps, "eps is rounded"
+                )
+            )
         if self.width != "columns":
             words.append(
                 "the mean is over the padded width" if self.width == "padded" else "the mean divides by one column less"
@@ -132,11 +137,14 @@ def _forward(field: Field, problem: Problem, formula: Formula) -> tuple[np.ndarr
 
     c = compute_dtype(problem.dtype)
     eps, offset = (field.decode(field.constant(number, c), c) for number in (problem.eps, problem.offset))
+    if formula.eps == "rounded":
+        constant = field.constant(numpy_dtype(problem.dtype).type(problem.eps), problem.dtype)
+        eps = field.decode(constant, problem.dtype)
     x = _load(field, problem, "x")
     n_cols = np.asarray(_width(x.shape[1], formula.width), np.uint64)
     squares = rounded(points.squares, multiply(x, x))
     mean_square = rounded(points.mean_square, field.divide(field.sum(squares, axis=1, keepdims=True), n_cols))
-    value = rounded(points.variance, add(mean_square, eps) if formula.eps == "inside" else mean_square)
+    value = rounded(points.variance, add(mean_square, eps) if formula.eps in ("inside", "rounded") else mean_square)
     root = field.root(value)
     rstd = rounded(points.rstd, field.power(add(root, eps) if formula.eps == "outside" else root, -1))
     # -dRSTD/dv, times two and divided by RSTD: RSTD², taken where RSTD was rounded to.

@@ -9,12 +9,15 @@ aten operation that the field has no word for is decomposed as PyTorch itself de
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,9 +31,8 @@ MOVES = (  # noqa: SIM905 - a list would take a line a name
     "view _unsafe_view expand detach clone unsqueeze squeeze permute transpose t slice select alias as_strided"
     " contiguous _reshape_alias reshape flatten unbind split split_with_sizes index_select narrow flip repeat"
     " slice_backward select_backward is_same_size set_ movedim stack cat is_pinned chunk roll diagonal unfold"
-    " new_empty_strided empty_strided"
 ).split()
-EMPTY = {"empty", "empty_like", "new_empty"}
+EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
 FILLED = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1, "zero_": 0}
 GIVEN = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1, "scalar_tensor": 0}  # place of the value
 FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isneginf": False, "isposinf": False}
@@ -45,7 +47,10 @@ def world(field: Field) -> Iterator[None]:
             from references.exact import triton_world
 
             stack.enter_context(triton_world.world(field))
-        stack.enter_context(_Questions())
+        for owner, name in itertools.product((torch, torch.Tensor), FINITE):
+            if hasattr(owner, name):
+                stack.enter_context(mock.patch.object(owner, name, _answer(FINITE[name])))
+        stack.enter_context(_Reads())
         stack.enter_context(_Arithmetic(field))
         yield
 
@@ -60,13 +65,16 @@ def to_patterns(tensor: torch.Tensor) -> np.ndarray:
     return arrays.bits(arrays.to_numpy(tensor))
 
 
-class _Questions(TorchFunctionMode):
-    """Every element of the field is finite, and none is a float that NumPy could read."""
+def _answer(value: bool) -> Callable[..., torch.Tensor]:
+    """Every element of the field is finite. A function mode would not hear of the question in a function of its own."""
+    return lambda tensor: torch.full(tensor.shape, value, dtype=torch.bool)
+
+
+class _Reads(TorchFunctionMode):
+    """No element of the field is a float that NumPy could read."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in FINITE and isinstance(args[0], torch.Tensor):
-            return torch.full(args[0].shape, FINITE[name], dtype=torch.bool)
         if name in READS and isinstance(args[0], torch.Tensor) and args[0].dtype in FLOATS:
             raise NotAlgebraic(f"Tensor.{name} reads values")
         return func(*args, **(kwargs or {}))
@@ -80,8 +88,12 @@ class _Arithmetic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if FakeTensor in types:  # shapes alone: nothing of the field
+            return func(*args, **kwargs)
         if any(t.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for t in types):
             return NotImplemented  # a subclass takes its tensors apart first, and comes back with plain ones
+        if "c10d" in func.namespace and "reduce" in str(func) and torch.distributed.get_world_size() > 1:
+            raise NotAlgebraic(f"{func} adds patterns as floats")
         if func.namespace not in ("aten", "prim", "prims"):
             with self:  # the implementation's own operations come back here
                 return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
@@ -109,7 +121,7 @@ class _Arithmetic(TorchDispatchMode):
 
     def _made(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        if result.dtype not in FLOATS or not result.numel():
+        if result.dtype not in FLOATS or not result.numel() or result.is_meta or isinstance(result, FakeTensor):
             return result
         dtype = arrays.dtype_name(result)
         if name in EMPTY:  # whoever reads it finds something

@@ -8,11 +8,14 @@ order of the axis. What has no meaning in the field raises NotAlgebraic, which t
 from __future__ import annotations
 
 import contextlib
+import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
 from references.exact.field import Field, NotAlgebraic, pattern_dtype
@@ -48,6 +51,10 @@ def world(field: Field) -> Iterator[None]:
             patch(builder, name, _constant(field, dtype))
         convert = interpreter._implicit_cvt
         patch(interpreter, "_implicit_cvt", lambda given: _argument(field, convert, given))
+        for name, stub in vars(libdevice).items():
+            if inspect.isfunction(stub):  # kernels hold the function itself: its code is what can be replaced
+                stack.callback(setattr, stub, "__code__", stub.__code__)
+                stub.__code__ = _of_libdevice(name)
         for owner, kind in ((interpreter.ReduceOps, "reduction"), (interpreter.ScanOps, "scan")):
             patch(owner, "apply_impl", _only_sums(field, kind, owner.apply_impl))
         yield
@@ -93,6 +100,32 @@ def _on_floats(
         return _handle(field.encode(result, DTYPES[floats[-1].dtype.scalar]), floats[-1].dtype)
 
     return method
+
+
+LIBDEVICE: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("rsqrt", "rsqrt_rn"), lambda a: tl.rsqrt(a)),
+    **dict.fromkeys(("sqrt", "sqrt_rn"), lambda a: tl.sqrt(a)),
+    "rcp_rn": lambda a: 1.0 / a,
+    "div_rn": lambda a, b: a / b,
+    "fma_rn": lambda a, b, c: a * b + c,
+    "add_rn": lambda a, b: a + b,
+    "sub_rn": lambda a, b: a - b,
+    "mul_rn": lambda a, b: a * b,
+}
+
+
+def call_libdevice(name: str, *arguments: Any) -> Any:
+    """A function of libdevice, which is compiled code and to the interpreter nothing: by Triton's own operations."""
+    if name not in LIBDEVICE:
+        raise NotAlgebraic(f"libdevice's {name}")
+    return LIBDEVICE[name](*arguments)
+
+
+def _of_libdevice(name: str) -> types.CodeType:
+    function: Any = eval(
+        f"lambda *arguments: __import__('sys').modules[{__name__!r}].call_libdevice({name!r}, *arguments)"
+    )
+    return function.__code__
 
 
 def _cast(field: Field, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.interpret]
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from triton.language.extra import libdevice  # noqa: E402
+from triton.language.extra.libdevice import rsqrt  # noqa: E402
+
 from references.exact import draw, torch_world, triton_world  # noqa: E402
 from references.exact.field import Field, NotAlgebraic  # noqa: E402
 from references.exact.program import Program, run  # noqa: E402
@@ -36,13 +39,30 @@ def exp_kernel(x_ptr, y_ptr, n: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def libdevice_rsqrt_kernel(x_ptr, y_ptr, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    x = tl.load(x_ptr + tl.arange(0, n))
+    tl.store(y_ptr + tl.arange(0, n), rsqrt(x * x * x * x))
+
+
+@triton.jit
+def libdevice_exp_kernel(x_ptr, y_ptr, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(y_ptr + tl.arange(0, n), libdevice.exp(tl.load(x_ptr + tl.arange(0, n))))
+
+
+@triton.jit
 def less_kernel(x_ptr, y_ptr, n: tl.constexpr):  # type: ignore[no-untyped-def]
     x = tl.load(x_ptr + tl.arange(0, n))
     tl.store(y_ptr + tl.arange(0, n), tl.where(x < 0.0, x, -x))
 
 
 @pytest.mark.parametrize(
-    ("kernel", "named"), [(maximum_kernel, "reduction"), (exp_kernel, "exp"), (less_kernel, "fcmpOLT")]
+    ("kernel", "named"),
+    [
+        (maximum_kernel, "reduction"),
+        (exp_kernel, "exp"),
+        (less_kernel, "fcmpOLT"),
+        (libdevice_exp_kernel, "libdevice's exp"),
+    ],
 )
 def test_a_kernel_that_is_no_algebra_is_refused_by_name(kernel: Any, named: str) -> None:
     def forward(x: Any, w: Any, s: Any) -> Any:
@@ -54,6 +74,18 @@ def test_a_kernel_that_is_no_algebra_is_refused_by_name(kernel: Any, named: str)
     problem = draw.draw(field, (2, 4), "float32", "float32", eps=0.3, offset=0.0, formulas=[])
     with pytest.raises(NotAlgebraic, match=f"not algebraic: .*{named}"):
         run(field, Program("it", "torch", forward), problem)
+
+
+def test_libdevice_is_what_the_field_has_of_it() -> None:
+    """To the interpreter its functions are empty: a kernel that holds one, as other people's do, would not run."""
+    field = Field()
+    patterns = draw.patterns(field, np.random.default_rng(0), (8,), "float32")
+    x, y = torch_world.to_tensor(patterns, "float32"), torch.zeros(8)
+    with triton_world.world(field):
+        libdevice_rsqrt_kernel[(1,)](x, y, 8)
+    a = field.decode(patterns, "float32")
+    assert (field.multiply(field.decode(torch_world.to_patterns(y), "float32"), field.multiply(a, a)) == 1).all()
+    assert rsqrt(1.0) is None
 
 
 def test_a_sum_in_float16_is_no_sum_that_is_rounded_once() -> None:

@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -246,6 +247,51 @@ def sequence_parallel_trains_as_one_process_does(device: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
         assert torch.equal(model[0].weight.full_tensor(), alone.weight)
+
+
+@body
+def dtensors_in_the_exact_world(device: str) -> None:
+    """Without a tolerance: rows are the table's wherever they lie, and dw of all ranks adds up to the table's.
+
+    Field elements are NumPy's, so the ranks meet on the CPU here, whatever the device; no collective may add them.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    from references.exact import draw, table, torch_world
+    from references.exact.field import Field, NotAlgebraic
+    from rmsnorm import liger_rms_norm
+
+    group = dist.new_group(backend="gloo")
+    mesh = DeviceMesh.from_group(group, "cpu")
+    ranks, rank = mesh.size(), dist.get_rank()
+    for mode, dtype in (("llama", "bfloat16"), ("none", "float16"), ("gemma", "float32")):
+        field, formula = Field(seed=11), table.formula(mode)
+        shape = (3 * ranks, 2 * ranks)
+        problem = draw.draw(field, shape, dtype, dtype, eps=EPS, offset=OFFSET, formulas=[formula], seed=11)
+        wanted = table.evaluate(field, problem, formula)
+        x, w, dy = (torch_world.to_tensor(patterns, dtype) for patterns in (problem.x, problem.w, problem.dy))
+        for dim in (0, 1):
+            local = [t.chunk(ranks, dim)[rank].contiguous() for t in (x, dy)]
+            x_d, dy_d = (DTensor.from_local(t, mesh, [Shard(dim)], run_check=False) for t in local)
+            w_d = DTensor.from_local(w, mesh, [Replicate()], run_check=False).requires_grad_()
+            x_d.requires_grad_()
+            with torch_world.world(field):
+                y = liger_rms_norm(x_d, w_d, EPS, OFFSET, mode)
+                dx, dw = torch.autograd.grad(y, (x_d, w_d), dy_d)
+                if dim == 0:
+                    assert dw.placements == (Partial(),)
+                    with pytest.raises(NotAlgebraic, match=r"all_reduce.* adds patterns"):
+                        dw.full_tensor()
+                got = {"y": y.full_tensor(), "dx": dx.full_tensor()}
+            for name, tensor in got.items():
+                assert (torch_world.to_patterns(tensor) == wanted[name]).all(), f"{name} of {mode}, {dtype}, {dim}"
+            parts: list[Any] = [None] * ranks
+            dist.all_gather_object(parts, torch_world.to_patterns(dw.to_local()), group)
+            if dw.placements == (Replicate(),):
+                assert all((part == wanted["dw"]).all() for part in parts)
+            elif dtype == "float32":  # where nothing rounds
+                assert (field.sum(field.decode(np.stack(parts), dtype), axis=0) == wanted["dw"]).all()
 
 
 @body
