@@ -100,10 +100,10 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "judge": {
         "references/bounds/bound.py": (f"{_JUDGE}/bounds/test_bound.py", _JOINTS, _VERDICT, _BOUNDS, _SOUND),
-        "references/bounds/enclosure.py": (_PLANTED, _BOUNDS, _SOUND),
+        "references/bounds/enclosure.py": (_BOUNDS, _PLANTED, _SOUND),
         "references/bounds/modes.py": (_VERDICT, f"{_REPORT} -k explain", _BOUNDS),
-        "references/bounds/rounding.py": (_PLANTED, _VERDICT, _BOUNDS, _SOUND),
-        "references/bounds/tolerances.py": (_JOINTS, _PLANTED, _VERDICT, _BOUNDS, _SOUND),
+        "references/bounds/rounding.py": (_BOUNDS, _PLANTED, _VERDICT, _SOUND),
+        "references/bounds/tolerances.py": (_BOUNDS, _JOINTS, _PLANTED, _VERDICT, _SOUND),
         "references/cells/cell.py": (_CELLS, _PLANTED),
         "references/cells/levels.py": (_CELLS,),
         "references/cells/pairwise.py": (_CELLS,),
