@@ -33,14 +33,15 @@ def main() -> int:
     parser.add_argument("ids", nargs="*", metavar="ID", help="only these mutants")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets every result")
-    parser.add_argument("--seed", type=int, default=0, help="of the judged cells: no fault may need one seed")
+    parser.add_argument("--seed", type=int, default=0, help="of judged cells (no fault may need one) and of the sample")
+    parser.add_argument("--workers", type=int, default=runner.WORKERS, help="how many run at a time")
     parser.add_argument("--by", metavar="TEST", help='this stage alone: a test file, perhaps with "::name" or " -k …"')
     parser.add_argument("--automatic", choices=automatic.PARTS, help="the mutants made by rule of this part instead")
     options = parser.parse_args()
     device = options.device if options.device != "auto" else "cuda" if compiled_kernels() else "cpu"
     try:
         selected = (
-            select_automatic(options.automatic, options.ids)
+            select_automatic(options.automatic, options.ids, options.seed)
             if options.automatic
             else catalogue.select(options.ids, device)
         )
@@ -63,7 +64,7 @@ def main() -> int:
             progress.advance(task)
 
         try:
-            results = runner.run(selected, device, show, seed=options.seed)
+            results = runner.run(selected, device, show, seed=options.seed, workers=options.workers)
         except runner.SuiteFails as error:
             console.print(str(error), style="red", highlight=False, markup=False)
             return 2
@@ -74,10 +75,10 @@ def main() -> int:
     return 0 if all(result.as_expected for result in results) else 1
 
 
-def select_automatic(part: str, ids: list[str] | None) -> list[Mutant]:
-    """The part's sample, or the mutants with these ids. Raises KeyError for an unknown id."""
+def select_automatic(part: str, ids: list[str] | None, seed: int) -> list[Mutant]:
+    """The part's sample of this seed, or the mutants with these ids. Raises KeyError for an unknown id."""
     if not ids:
-        return automatic.sample(runner.CHECKOUT, part)
+        return automatic.sample(runner.CHECKOUT, part, seed)
     by_id = {mutant.id: mutant for mutant in automatic.every_mutant(runner.CHECKOUT)}
     return [by_id[id] for id in ids]
 

@@ -128,3 +128,83 @@ def test_each_tensor_is_asked_for_each_behaviour(tensor: str) -> None:
     assert third.unrepeated == (tensor,)
     alone = observed(tensor, lambda call, case: case.n_rows == 1)
     assert alone.batch_dependent == (() if tensor == "dw" else (tensor,)), "dW is a sum over the batch"
+
+
+def scripted(*runs: dict[str, Any]) -> Behaviour:
+    """What is observed where call after call has these results; a tensor that is not named is None."""
+    left = iter(runs)
+
+    def arrange(case: Case, inputs: Inputs) -> Arguments:
+        return Arguments(case, inputs, "numpy", "cpu")
+
+    def run(case: Case, arguments: Any) -> dict[str, np.ndarray | None]:
+        return dict.fromkeys(("y", "rstd", "dx", "dw")) | next(left)
+
+    return observe(CASE, make_inputs(CASE), arrange, run)
+
+
+INF, NAN = np.inf, np.nan
+
+
+@pytest.mark.parametrize(
+    ("content", "tells"),
+    [
+        ([1.0, 0.0, 0.0], True),
+        ([-1.0, NAN, INF], True),
+        ([0.0, 0.0, -0.0], False),  # it would be the same of any input
+        ([NAN, NAN, NAN], False),
+        ([INF, -INF, 0.0], False),
+        ([], False),
+    ],
+)
+@pytest.mark.parametrize("tensor", ["y", "dx", "dw", "rstd"])
+def test_the_same_of_other_inputs_is_stale_where_it_tells_inputs_apart(
+    tensor: str, content: list[float], tells: bool
+) -> None:
+    value = {tensor: np.array(content, np.float32)}
+    found = scripted(value, value, value, value)
+    assert found.stale == ((tensor,) if tells and tensor != "rstd" else ()), "1/rms is even in X"
+    assert found.unrepeated == ()
+
+
+OTHER_NAN = np.array([0x7FC00001], np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "same"),
+    [
+        (np.float32([1, 2]), np.float32([1, 2]), True),
+        (np.float32([1, 2]), np.float32([2, 2]), False),
+        (np.float32([1, 2]), np.float32([1, 3]), False),
+        (np.float32([0]), np.float32([-0.0]), False),
+        (np.float32([NAN]), OTHER_NAN, True),  # all NaN are one
+        (np.float32([NAN]), np.float32([1]), False),
+        (np.float32([1]), np.float32([NAN]), False),
+        (np.float32([1, 2]), np.float32([1, 2, 3]), False),
+        (np.float32([1, 2]), np.float32([[1], [2]]), False),
+        (np.float32([0]), np.float64([0]), False),
+        (np.float32([0]), np.float16([0]), False),
+        (np.float32([1, 2]), None, False),
+    ],
+)
+def test_bits_repeat_or_not(first: np.ndarray, again: np.ndarray | None, same: bool) -> None:
+    found = scripted({"y": first}, {"y": None}, {"y": again}, {"y": first})
+    assert found.unrepeated == (() if same else ("y",)) and found.stale == ()
+
+
+@pytest.mark.parametrize("tensor", ["y", "rstd", "dx"])
+def test_a_row_alone_has_the_shape_of_one_row_and_its_bits(tensor: str) -> None:
+    shape = CASE.shape if tensor != "rstd" else CASE.shape[:-1]
+    batch = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    row = batch[-1:, -1:]
+
+    def dependent(alone: np.ndarray | None, batch: np.ndarray = batch) -> bool:
+        found = scripted(*3 * [{tensor: batch}], {tensor: alone})
+        assert found.batch_dependent is not None
+        return tensor in found.batch_dependent
+
+    assert not dependent(row)
+    assert dependent(row + 1) and dependent(None)
+    assert dependent(batch[:1, :1]), "the first row is not the last"
+    assert dependent(row.reshape(-1)), "a row that lost its dimensions"
+    assert not dependent(row, batch.reshape(-1)), "a wrong shape is a finding of its own"

@@ -69,6 +69,28 @@ def test_half_of_the_matrix_sees_eps() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("data", "dtype", "columns", "value"),
+    [
+        ("normal", "float16", 41, 0.7),
+        ("constant_rows", "float64", 1, 0.7),
+        ("zero_rows", "bfloat16", 16, 0.7),
+        ("heavy_tailed", "float32", 41, 2.1),
+        ("outlier_column", "float32", 41, 680.0),  # 0.7 + 0.7 · 200² / 41
+        ("outlier_column", "bfloat16", 4000, 7.7),
+        ("tiny", "float16", 41, 6.7e-07),
+        ("tiny", "bfloat16", 41, 7e-25),
+        ("tiny", "float64", 41, 7e-201),
+        ("large", "float16", 41, 730000.0),
+        ("large", "float32", 41, 7e23),
+        ("large", "float64", 41, 7e199),
+        ("huge", "float32", 41, 7e29),
+    ],
+)
+def test_an_eps_of_the_size_of_the_mean_square(data: str, dtype: str, columns: int, value: float) -> None:
+    assert levels.mean_square(data, dtype, columns) == value
+
+
 def test_ids_are_unique_and_name_every_axis() -> None:
     assert len({case.id for case in ALL}) == len(ALL)
     case = Case("gemma", 0.5, "bfloat16", "float32", True, (3, 7, 41), 1e-6, dy_layout="heads", row_mode=False)
