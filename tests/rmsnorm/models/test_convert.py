@@ -20,15 +20,6 @@ H = 64
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where tensors lie. On a CPU the operators run eager PyTorch, as they do outside the tests."""
-    if request.param == "cpu":
-        monkeypatch.setattr(launch, "INTERPRETED", False)
-    torch.manual_seed(0)
-    return request.param
-
-
 class SomeRMSNorm(nn.Module):
     """A norm with the roundings of one casting mode, in operations of its own, and with faults to order."""
 

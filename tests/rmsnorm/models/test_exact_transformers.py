@@ -6,26 +6,19 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from references.peers import exactness, transformers_norms
 from rmsnorm.convert import convert_model
-from rmsnorm.fused import launch
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.usefixtures("eager_operators"),
     pytest.mark.hf,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # importing every model brings the warnings of every model
 ]
 UNEXPLAINED = "its output is that of no casting mode with offset 0 or 1 and an eps among its attributes"
-
-
-@pytest.fixture(autouse=True)
-def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    torch.manual_seed(0)
 
 
 def test_measured_and_proven_agree() -> None:

@@ -12,21 +12,15 @@ import torch
 from torch import nn
 
 from rmsnorm import hub, liger_rms_norm
-from rmsnorm.fused import launch
 
 H = 16
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.usefixtures("eager_operators"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    torch.manual_seed(0)
 
 
 @pytest.fixture

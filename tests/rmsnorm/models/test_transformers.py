@@ -13,21 +13,15 @@ from torch import nn
 from references.peers import transformers_norms
 from rmsnorm import LigerRMSNorm
 from rmsnorm.convert import Report, convert_model
-from rmsnorm.fused import launch
 
 H = 64
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.usefixtures("eager_operators"),
     pytest.mark.hf,
     pytest.mark.filterwarnings("ignore"),  # importing every model brings the warnings of every model
 ]
-
-
-@pytest.fixture(autouse=True)
-def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    torch.manual_seed(0)
 
 
 def instance(norm_class: type[nn.Module]) -> nn.Module:

@@ -9,21 +9,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from rmsnorm import LigerRMSNorm, liger_rms_norm
-from rmsnorm.fused import launch
 
 H = 16
 MODES = ("llama", "gemma", "none")
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where tensors lie. On a CPU the operators run eager PyTorch, as they do outside the tests."""
-    if request.param == "cpu":
-        monkeypatch.setattr(launch, "INTERPRETED", False)
-    torch.manual_seed(0)
-    return request.param
 
 
 @pytest.mark.parametrize("casting_mode", MODES)

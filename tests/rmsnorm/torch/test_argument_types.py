@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from rmsnorm import LigerRMSNorm, LigerRMSNormFunction, hub, liger_rms_norm
-from rmsnorm.fused import launch
 
 H = 8
 X = torch.randn(2, H, generator=torch.Generator().manual_seed(0))
@@ -20,14 +19,10 @@ W = torch.randn(H, generator=torch.Generator().manual_seed(1))
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.usefixtures("eager_operators"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "INTERPRETED", False)
 
 
 def function(x: Any = X, eps: Any = 1e-6, **settings: Any) -> torch.Tensor:

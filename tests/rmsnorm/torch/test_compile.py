@@ -16,7 +16,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import rmsnorm
 from rmsnorm import LigerRMSNorm, liger_rms_norm, ops
-from rmsnorm.fused import launch
 
 H = 33
 MODES = ("llama", "gemma", "none")
@@ -24,20 +23,11 @@ LAYOUTS = ("contiguous", "transposed", "row_strided", "column_strided", "expande
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.usefixtures("fresh_compiler"),
     # The compiler stack warns of torch's own older parts.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where tensors lie. On a CPU the operators run eager PyTorch, as they do outside the tests."""
-    if request.param == "cpu":
-        monkeypatch.setattr(launch, "INTERPRETED", False)
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    return request.param
 
 
 class Block(nn.Module):

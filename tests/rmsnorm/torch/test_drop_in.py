@@ -13,11 +13,10 @@ import torch
 
 import rmsnorm
 from rmsnorm import LigerRMSNorm, LigerRMSNormFunction, liger_rms_norm
-from rmsnorm.fused import launch
 
 H = 16
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("eager_operators")]
 
 SETTINGS = ("offset", "casting_mode", "init_fn", "in_place")
 # Upstream's per-model subclasses as arguments of LigerRMSNorm: docs/use/from_liger.md holds the same table.
@@ -30,12 +29,6 @@ SUBCLASSES: dict[str, dict[str, Any]] = {
     "LigerRMSNormForGlm4": {"offset": 0.0, "casting_mode": "llama", "init_fn": "ones", "in_place": False},
     "LigerRMSNormForQwen3Next": {"offset": 1.0, "casting_mode": "gemma", "init_fn": "zeros", "in_place": False},
 }
-
-
-@pytest.fixture(autouse=True)
-def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    torch.manual_seed(0)
 
 
 def test_the_table_of_the_documentation_is_this_one() -> None:

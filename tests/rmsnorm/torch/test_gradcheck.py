@@ -8,8 +8,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 from rmsnorm import liger_rms_norm  # noqa: E402
-
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
+from tests.support import DEVICES  # noqa: E402
 
 
 def leaf(*shape: int, device: str, seed: int) -> torch.Tensor:

@@ -22,8 +22,8 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from rmsnorm import LigerRMSNorm, liger_rms_norm, ops, ownership  # noqa: E402
+from tests.support import DEVICES  # noqa: E402
 
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 ROWS, COLS = 144, 24  # more rows than an H200 has processors: fewer are not written over
 EPS = 1e-3
 

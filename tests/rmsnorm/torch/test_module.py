@@ -13,18 +13,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from rmsnorm import LigerRMSNorm, liger_rms_norm
-from rmsnorm.fused import launch
 
 H = 8
 GEMMA: dict[str, Any] = {"eps": 1e-5, "offset": 1.0, "casting_mode": "gemma", "init_fn": "zeros", "in_place": False}
 
-pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    torch.manual_seed(0)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("eager_operators")]
 
 
 def noisy(**settings: Any) -> LigerRMSNorm:

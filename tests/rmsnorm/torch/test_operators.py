@@ -8,14 +8,8 @@ import pytest
 import torch
 
 from rmsnorm import ops
-from rmsnorm.fused import launch
 
-pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "INTERPRETED", False)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("eager_operators")]
 
 
 def leaf(*shape: int, seed: int) -> torch.Tensor:

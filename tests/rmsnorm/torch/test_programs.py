@@ -14,23 +14,16 @@ from torch.masked import masked_tensor
 
 from rmsnorm import LigerRMSNorm, LigerRMSNormFunction, liger_rms_norm
 from rmsnorm.convert import convert_model
-from rmsnorm.fused import launch
 
 H = 16
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.usefixtures("eager_operators", "fresh_compiler"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),  # of prototypes
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def eager_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    torch.manual_seed(0)
-    torch.compiler.reset()
 
 
 def model(**settings: Any) -> nn.Module:

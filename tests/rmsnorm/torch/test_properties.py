@@ -16,8 +16,8 @@ from references.bounds import tolerances  # noqa: E402
 from references.bounds.tolerances import Bound  # noqa: E402
 from rmsnorm import LigerRMSNorm, LigerRMSNormFunction, liger_rms_norm  # noqa: E402
 from rmsnorm.fused import launch  # noqa: E402
+from tests.support import DEVICES  # noqa: E402
 
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 SETTINGS = [
     ("llama", "bfloat16", True),
     ("gemma", "float32", False),

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 from rmsnorm import LigerRMSNorm, liger_rms_norm  # noqa: E402
+from tests.support import DEVICES  # noqa: E402
 
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs/results/public_reports.md"
 

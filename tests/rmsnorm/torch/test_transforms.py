@@ -24,15 +24,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where tensors lie. On a CPU the operators run eager PyTorch, as they do outside the tests."""
-    if request.param == "cpu":
-        monkeypatch.setattr(launch, "INTERPRETED", False)
-    torch.manual_seed(0)
-    return request.param
-
-
 def norm(x: torch.Tensor, w: torch.Tensor | None, casting_mode: str) -> torch.Tensor:
     # in_place off: the caller keeps dY and uses it again
     return liger_rms_norm(x, w, EPS, OFFSET, casting_mode, False)

@@ -20,8 +20,8 @@ import triton.language as tl  # noqa: E402
 
 from references.bounds.rounding import SEQUENTIAL, Arithmetic  # noqa: E402
 from rmsnorm.fused.kernels import _divide, _reciprocal_sqrt  # noqa: E402
+from tests.support import DEVICES  # noqa: E402
 
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 ONE, FOUR = 0x3F800000, 0x40800000  # bit patterns
 BLOCK = 1024
 UNIT_ROUNDOFF = 2.0**-24

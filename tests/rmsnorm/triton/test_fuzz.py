@@ -25,8 +25,8 @@ from references.judge.verdict import compare  # noqa: E402
 from references.spec import DTYPES  # noqa: E402
 from rmsnorm.fused import launch  # noqa: E402
 from rmsnorm.fused.tiles import BackwardConfig, FewRowsConfig, ForwardConfig, SplitConfig  # noqa: E402
+from tests.support import DEVICES  # noqa: E402
 
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 EXAMPLES = int(os.environ.get("RMSNORM_FUZZ_EXAMPLES", "25"))
 
 

@@ -19,8 +19,8 @@ from references.candidates import loading  # noqa: E402
 from references.cells.cell import Case  # noqa: E402
 from references.judge.verdict import check  # noqa: E402
 from rmsnorm import liger_rms_norm  # noqa: E402
+from tests.support import DEVICES  # noqa: E402
 
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 PROBES = Path(__file__).parent / "probes"
 
 

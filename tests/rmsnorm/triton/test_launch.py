@@ -17,8 +17,8 @@ from references import arrays  # noqa: E402
 from references.bounds import tolerances  # noqa: E402
 from rmsnorm.fused import launch, plans, split_kernels, tiles  # noqa: E402
 from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, Processors, SplitConfig  # noqa: E402
+from tests.support import DEVICES  # noqa: E402
 
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)
 ABOUT = {"offset": 0.5, "casting_mode": "llama"}
 EPS = 0.3

@@ -23,8 +23,7 @@ from rmsnorm.fused.tiles import (  # noqa: E402
     SplitConfig,
     WeightGradientConfig,
 )
-
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
+from tests.support import DEVICES  # noqa: E402
 
 # No block divides either.
 N_ROWS, N_COLS = 5, 100

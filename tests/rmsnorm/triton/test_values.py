@@ -21,8 +21,8 @@ from references.judge.verdict import check  # noqa: E402
 from rmsnorm import liger_rms_norm  # noqa: E402
 from rmsnorm.fused import launch, plans  # noqa: E402
 from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, SplitConfig  # noqa: E402
+from tests.support import DEVICES  # noqa: E402
 
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
 MODES = ("llama", "gemma", "none")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
