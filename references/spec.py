@@ -70,6 +70,7 @@ FLOATS: Mapping[str, Float] = MappingProxyType(
 )
 
 DTYPES: tuple[str, ...] = tuple(FLOATS)
+SIXTEEN_BITS = ("float16", "bfloat16")
 
 
 def compute_dtype(dtype: str) -> str:

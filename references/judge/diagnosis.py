@@ -16,13 +16,13 @@ from references.cells.cell import Case
 from references.cells.levels import mean_square
 from references.judge.comparison import Finding
 from references.judge.verdict import NO_GRADIENT, PRECISION, Verdict
+from references.spec import SIXTEEN_BITS
 
 SECOND = 0.1  # by so much a second setting must tell more than one alone
 FEW = 0.25  # of the cells with wrong numbers: other wrong numbers in so few are the same fault
 NEARLY_ALL = 0.75  # of the cells: what right ones among them have in common is chance
 NEARLY = 0.5  # F₁ from which a setting is worth telling
 LARGE_EPS = 0.05  # of the mean square: smaller ones hardly show
-SIXTEEN_BITS = ("float16", "bfloat16")
 TITLES = {"y": "Y", "rstd": "RSTD", "dx": "dX", "dw": "dW"}
 COMPLAINTS = {  # what a check found, said of a tensor; others speak for themselves
     "value": "leaves its bound",

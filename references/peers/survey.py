@@ -13,10 +13,9 @@ from references.judge.verdict import check_all
 from references.peers.registry import Peer
 from references.report.deviations import deviations
 from references.report.summary import summarize
-from references.spec import CastingMode
+from references.spec import SIXTEEN_BITS, CastingMode
 
 LARGE = (256, 1024)  # enough elements for the rare ones, in which gradients cancel
-SIXTEEN_BITS = ("float16", "bfloat16")  # elsewhere the modes agree
 
 
 def survey(peer: Peer, device: str, level: Sequence[Case]) -> dict[str, Any]:

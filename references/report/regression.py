@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from references.judge.diagnosis import TITLES
 from references.judge.verdict import TENSORS, Verdict
 from references.report.summary import LOOSE, Worst, summarize, text
+from references.spec import SIXTEEN_BITS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 ORDER = {"pass": 0, "unsupported": 1, "fail": 2}  # a later status is worse
-SIXTEEN_BITS = ("float16", "bfloat16")
 RATE = 0.001  # of the elements of a 16-bit tensor: as many may differ between two right results
 
 

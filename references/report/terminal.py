@@ -11,13 +11,13 @@ from references.candidates.profile import Profile
 from references.judge.diagnosis import TITLES, diagnose
 from references.judge.verdict import TENSORS, Verdict
 from references.report.summary import Worst, number, repro, severity, summarize
+from references.spec import SIXTEEN_BITS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 EXAMPLES = 3  # findings shown of each kind
-SIXTEEN_BITS = ("float16", "bfloat16")
 BUGS = 4  # diagnoses shown without --verbose
 
 
