@@ -20,6 +20,7 @@ from references.exact import draw, table, torch_world  # noqa: E402
 from references.exact.field import Field  # noqa: E402
 from references.exact.program import differing  # noqa: E402
 from rmsnorm import liger_rms_norm  # noqa: E402
+from rmsnorm.fused import launch  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -59,6 +60,15 @@ class Setting:
 @pytest.fixture(params=SETTINGS, ids="-".join)
 def setting(request: pytest.FixtureRequest) -> Setting:
     return Setting(*request.param)
+
+
+def test_eager_operators(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on a CPU, and for rows that no kernel takes."""
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    with torch_world.world(setting.field):
+        y = setting.norm(setting.x, setting.w)
+        dx, dw = torch.autograd.grad(y, (setting.x, setting.w), setting.dy)
+    setting.assert_equal(y=y, dx=dx, dw=dw)
 
 
 def test_create_graph(setting: Setting) -> None:
