@@ -126,6 +126,27 @@ def test_second_derivatives_are_those_of_the_formula(mode: str) -> None:
         assert (torch_world.to_patterns(own) == torch_world.to_patterns(wanted)).all()
 
 
+def test_derivatives_of_rstd_are_those_of_the_formula() -> None:
+    """The operator's second result is differentiable too, alone and beside Y."""
+    it = Setting("gemma", "float32")
+    drstd = torch_world.to_tensor(draw.patterns(it.field, np.random.default_rng(3), (4,), "float32"), "float32")
+
+    def operator(x: Any, w: Any) -> Any:
+        return torch.ops.rmsnorm.rms_norm_forward(x, w, EPS, OFFSET, "gemma", None)
+
+    def formula(x: Any, w: Any) -> Any:
+        return torch_reference._rms_norm(x, w, x.dtype, EPS, OFFSET, "gemma")
+
+    found = []
+    for norm in (operator, formula):
+        with torch_world.world(it.field):
+            (alone,) = torch.autograd.grad(norm(it.x, it.w)[1], it.x, drstd)
+            beside = torch.autograd.grad(norm(it.x, it.w), (it.x, it.w), (it.dy, drstd))
+        found.append([torch_world.to_patterns(t) for t in (alone, *beside)])
+    for own, wanted in zip(*found, strict=True):
+        assert (own == wanted).all()
+
+
 def test_compiled_graphs(setting: Setting) -> None:
     """torch.compile traces and differentiates; what it made of the program, `aot_eager`'s, runs in the exact world."""
     from functorch.compile import make_boxed_func
