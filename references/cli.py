@@ -30,6 +30,7 @@ from references.candidates.process import TIME_LIMIT, Isolated
 from references.cells.cell import Case
 from references.cells.levels import LEVELS, find
 from references.cells.selection import select
+from references.exact.prove import SHAPES
 from references.judge.shrinking import shrink as shrink_verdict
 from references.judge.verdict import Verdict, check_all
 from references.judge.verdict import check as check_case
@@ -66,6 +67,8 @@ class Arrays(enum.StrEnum):
     JAX = "jax"
     NUMPY = "numpy"
 
+
+FEW_SHAPES = SHAPES[::7]  # six: enough for a line of `check`
 
 Dtype = enum.StrEnum("Dtype", {name.upper(): name for name in DTYPES})  # type: ignore[misc]
 
@@ -434,6 +437,7 @@ def _judge(target: str, options: Options, console: Console) -> Judged:
                 max_failures=options.max_failures,
                 others=helpers,
             )
+        proofs = [] if quiet or len(verdicts) < len(selected) else _proofs(candidate, found)
     failed = sum(v.status == "fail" for v in verdicts)
     stopped = bool(options.max_failures) and failed >= options.max_failures
     interrupted = len(verdicts) < len(selected) and not stopped
@@ -445,6 +449,7 @@ def _judge(target: str, options: Options, console: Console) -> Judged:
         tell(*terminal.complaints(verdicts), *filter(None, [repetition(verdicts)]))
     if not quiet:
         tell(*terminal.unsupported(verdicts))
+    tell(*proofs)
     tell(conclusion(verdicts, len(selected), missing))
     return Judged(verdicts, about, len(selected), missing, interrupted)
 
@@ -463,6 +468,22 @@ def _probe(candidate: Isolated, options: Options) -> Probe:
         return probe(candidate, options.claims or {})
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _proofs(candidate: Isolated, found: Probe) -> list[str]:
+    """Without a tolerance, at a few shapes: which formula each claimed mode is. Kernels of a GPU are not asked."""
+    if candidate.device != "cpu":
+        return []
+    claims = found.profile
+    dtype = next((name for name in ("bfloat16", "float16") if name in claims.dtypes), claims.dtypes[0])
+    modes = claims.casting_modes if candidate.takes_mode else [found.implementation.fixed_mode or CastingMode.LLAMA]
+    weight = "same" if "same" in claims.weights else claims.weights[0]
+    lines = []
+    for mode in modes:
+        proof = candidate.prove(Case(str(mode), 0.0, dtype, weight, False, (1, 1), 0.0), FEW_SHAPES)
+        asked = f"asked for {mode}: " if candidate.takes_mode else ""
+        lines.append(f"exact: {asked}{proof.brief}")
+    return lines
 
 
 def _about(candidate: Isolated, found: Probe) -> dict[str, Any]:

@@ -50,32 +50,39 @@ class Proof:
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
-    def lines(self) -> list[str]:
-        """For people."""
+    @property
+    def brief(self) -> str:
+        """For people, in one line without name and probability."""
+        return "; ".join(line.strip() for line in replace(self, name="").lines(sure=""))
+
+    def lines(self, sure: str | None = None) -> list[str]:
+        """For people. `sure` replaces what is said of the probability."""
+        about = f"{self.name}, {self.dtype}" if self.name else self.dtype
         if self.refusal is not None:
-            return [f"{self.name}, {self.dtype}: {self.refusal}"]
-        sure = (
-            f"another formula is missed with probability below {self.missed:.0e}"
-            f" ({self.missed_once:.0e} if it differs in one element at one shape alone)"
-        )
+            return [f"{about}: {self.refusal}"]
+        if sure is None:
+            sure = (
+                f"; another formula is missed with probability below {self.missed:.0e}"
+                f" ({self.missed_once:.0e} if it differs in one element at one shape alone)"
+            )
         if self.mode is not None:
             what = self.mode if self.rounds else "the formula, in which the modes are one,"
             if self.rounds and self.mode == "llama" and not self.weighted:
                 what = "llama and gemma, which are one without a weight,"
             if self.offset not in (OFFSET, 0.0):
                 what += f" with offset {self.offset:g}"
-            return [f"{self.name}, {self.dtype}: equals {what} exactly at {self.shapes} shapes; {sure}"]
+            return [f"{about}: equals {what} exactly at {self.shapes} shapes{sure}"]
         if self.formula is None:
-            return [f"{self.name}, {self.dtype}: equals no mode, and no set of rounding points explains it"]
+            return [f"{about}: equals no mode, and no set of rounding points explains it"]
         if self.differs is not None:
-            return [f"{self.name}, {self.dtype}: Y is {self.described} at one shape; then {self.differs}"]
-        lines = [f"{self.name}, {self.dtype}: Y is {self.described} at {self.shapes} shapes; {sure}"]
+            return [f"{about}: Y is {self.described} at one shape; then {self.differs}"]
+        lines = [f"{about}: Y is {self.described} at {self.shapes} shapes{sure}"]
         for name, label in (("dx", "dX"), ("dw", "dW"))[: 1 + self.weighted]:
             found = (self.gradients or {}).get(name)
             if found is None:
                 lines.append(f"  {label}: no formula that was tried explains it")
             else:
-                words = [word for word in found.named() if word.startswith(label)]
+                words = [word.removeprefix(f"{label} ") for word in found.named() if word.startswith(label)]
                 lines.append(f"  {label}: {', '.join(words) if words else 'as the table has it for this Y'}")
         return lines
 

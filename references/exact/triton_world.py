@@ -47,6 +47,7 @@ def world(field: Field) -> Iterator[None]:
                 patch(builder, name, _on_floats(field, operation, getattr(builder, name), arithmetic.get(operation)))
         patch(builder, "cast_impl", _cast(field, builder.cast_impl))
         patch(builder, "create_fp_to_fp", lambda self, source, target, rounding: self.cast_impl(source, target))
+        patch(builder, "create_masked_load", _load(field, builder.create_masked_load))
         for name, dtype in CONSTANTS.items():
             patch(builder, name, _constant(field, dtype))
         convert = interpreter._implicit_cvt
@@ -143,6 +144,21 @@ def _cast(field: Field, plain: Callable[..., Any]) -> Callable[..., Any]:
         return _handle(field.encode(integers.astype(np.uint64), DTYPES[target.scalar]), target)
 
     return cast_impl
+
+
+def _load(field: Field, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """What a mask leaves out of a load, and no `other` names, is undefined: whoever uses it finds something."""
+    junk = np.random.default_rng((field.seed, 1))
+
+    def create_masked_load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        element = pointers.dtype.scalar.element_ty
+        if other is None and element in DTYPES:
+            top = field.prime if element.itemsize > 2 else 2**16
+            patterns = junk.integers(0, top, np.shape(pointers.data)).astype(pattern_dtype(DTYPES[element]))
+            other = _handle(patterns, element)
+        return plain(self, pointers, mask, other, *rest)
+
+    return create_masked_load
 
 
 def _constant(field: Field, dtype: Any) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
-"""What other people's norms compute exactly, forward and backward: the tables of docs/judge/exact.md.
+"""What transformers' norms compute exactly, forward and backward: a table of docs/results/peers.md.
 
-python -m references.peers.exactness docs/judge/exact.md
+python -m references.peers.exactness docs/results/peers.md
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def flax_linen(x: jax.Array, w: jax.Array | None, eps: float) -> jax.Array:
     from flax import linen
 
     module = linen.RMSNorm(epsilon=eps, use_scale=w is not None, dtype=x.dtype)
-    return module.apply({} if w is None else {"params": {"scale": w}}, x)
+    y: Any = module.apply({} if w is None else {"params": {"scale": w}}, x)
+    return y
 
 
 @Differentiated

@@ -55,6 +55,7 @@ def test_a_smoke_check_of_the_reference(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert f"{target} on cpu" in done.stdout and "numpy 2" in done.stdout
     assert re.search(r"conforms: \d+ cells pass$", done.stdout.strip())
+    assert "\nexact: asked for gemma: bfloat16: equals gemma exactly at 6 shapes\n" in done.stdout
     report = json.loads((tmp_path / "o.json").read_text())
     assert report["environment"]["profile"]["dtypes"] == ["float16", "bfloat16", "float32", "float64"]
     assert sum(cell["behaviour"] is not None for cell in report["cells"]) == 12  # every mode and dtype once
@@ -345,3 +346,26 @@ def test_what_is_claimed_and_never_judged_is_told() -> None:
     missing = unjudged(verdicts, [case, other], Profile())
     assert missing == ["float16"] and exit_code(verdicts, missing) == 3
     assert conclusion(verdicts, 2, missing).startswith("not judged as a whole: float16 claimed")
+
+
+def test_prove_says_what_a_candidate_computes(in_process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # as the command sets it, and so that it is set back
+    code, out, _ = in_process("prove", "references.numpy_reference", "--casting-mode", "none")
+    assert code == 0
+    assert "asked for none: references.numpy_reference, bfloat16: equals none exactly at 40 shapes; " in out
+    assert "references.numpy_reference, float32: equals the formula, in which the modes are one, exactly" in out
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy as np\n"
+        "def forward(x, w, eps):\n    c = x.astype(np.float32)\n"
+        "    rstd = 1 / np.sqrt((c * c).mean(-1, keepdims=True) + np.float32(eps))\n"
+        "    return (c * rstd * w.astype(np.float32)).astype(x.dtype)\n"
+        "def backward(dy, x, w, eps):\n    return dy, w\n"
+        "class ordered:\n    backward = staticmethod(backward)\n"
+        "    forward = staticmethod(lambda x, w, eps: x / np.abs(x).max())\n"
+    )
+    code, out, _ = in_process("prove", str(file), "--dtype", "bfloat16")
+    assert code == 1
+    assert "Y is gemma's exactly at 40 shapes" in out and "dX: no formula that was tried explains it" in out
+    code, out, _ = in_process("prove", f"{file}:ordered", "--dtype", "bfloat16")
+    assert code == 3 and re.fullmatch(r".*ordered, bfloat16: not algebraic: numpy\.absolute\n", out)

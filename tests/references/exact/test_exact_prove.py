@@ -111,8 +111,8 @@ def test_gradients_are_named() -> None:
         rstd = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + s.eps).detach()
         return (x.float() * rstd * (w.float() + s.offset)).to(x.dtype)
 
-    assert "dX: dX adds two terms that were rounded before" in str(proof(twice))
-    assert "dX: dX lacks the term of RSTD's derivative" in str(proof(forgets))
+    assert "dX: adds two terms that were rounded before" in str(proof(twice))
+    assert "dX: lacks the term of RSTD's derivative" in str(proof(forgets))
 
 
 def test_a_program_that_is_right_at_one_width_alone() -> None:

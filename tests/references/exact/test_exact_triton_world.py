@@ -39,6 +39,12 @@ def exp_kernel(x_ptr, y_ptr, n: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def undefined_kernel(x_ptr, y_ptr, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    offsets = tl.arange(0, 8)
+    tl.store(y_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n))
+
+
+@triton.jit
 def libdevice_rsqrt_kernel(x_ptr, y_ptr, n: tl.constexpr):  # type: ignore[no-untyped-def]
     x = tl.load(x_ptr + tl.arange(0, n))
     tl.store(y_ptr + tl.arange(0, n), rsqrt(x * x * x * x))
@@ -86,6 +92,19 @@ def test_libdevice_is_what_the_field_has_of_it() -> None:
     a = field.decode(patterns, "float32")
     assert (field.multiply(field.decode(torch_world.to_patterns(y), "float32"), field.multiply(a, a)) == 1).all()
     assert rsqrt(1.0) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_mask_leaves_out_is_undefined(dtype: str) -> None:
+    """The plain interpreter has zeros there, which many a fault needs to go unseen."""
+    field = Field()
+    patterns = draw.patterns(field, np.random.default_rng(0), (8,), dtype)
+    x = torch_world.to_tensor(patterns, dtype)
+    y = torch.zeros_like(x)
+    with triton_world.world(field):
+        undefined_kernel[(1,)](x, y, 5)
+    got = torch_world.to_patterns(y)
+    assert (got[:5] == patterns[:5]).all() and (got[5:] != 0).all() and (got[5:] != patterns[5:]).all()
 
 
 def test_a_sum_in_float16_is_no_sum_that_is_rounded_once() -> None:

@@ -20,6 +20,7 @@ from references.exact import draw, table, torch_world  # noqa: E402
 from references.exact.field import Field  # noqa: E402
 from references.exact.program import differing  # noqa: E402
 from rmsnorm import liger_rms_norm  # noqa: E402
+from rmsnorm.fused import launch  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -59,6 +60,15 @@ class Setting:
 @pytest.fixture(params=SETTINGS, ids="-".join)
 def setting(request: pytest.FixtureRequest) -> Setting:
     return Setting(*request.param)
+
+
+def test_eager_operators(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on a CPU, and for rows that no kernel takes."""
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    with torch_world.world(setting.field):
+        y = setting.norm(setting.x, setting.w)
+        dx, dw = torch.autograd.grad(y, (setting.x, setting.w), setting.dy)
+    setting.assert_equal(y=y, dx=dx, dw=dw)
 
 
 def test_create_graph(setting: Setting) -> None:
@@ -114,6 +124,27 @@ def test_second_derivatives_are_those_of_the_formula(mode: str) -> None:
             second.append(torch.autograd.grad(dx, (it.x, it.w, dy), direction))
     for own, wanted in zip(*second, strict=True):
         assert (torch_world.to_patterns(own) == torch_world.to_patterns(wanted)).all()
+
+
+def test_derivatives_of_rstd_are_those_of_the_formula() -> None:
+    """The operator's second result is differentiable too, alone and beside Y."""
+    it = Setting("gemma", "float32")
+    drstd = torch_world.to_tensor(draw.patterns(it.field, np.random.default_rng(3), (4,), "float32"), "float32")
+
+    def operator(x: Any, w: Any) -> Any:
+        return torch.ops.rmsnorm.rms_norm_forward(x, w, EPS, OFFSET, "gemma", None)
+
+    def formula(x: Any, w: Any) -> Any:
+        return torch_reference._rms_norm(x, w, x.dtype, EPS, OFFSET, "gemma")
+
+    found = []
+    for norm in (operator, formula):
+        with torch_world.world(it.field):
+            (alone,) = torch.autograd.grad(norm(it.x, it.w)[1], it.x, drstd)
+            beside = torch.autograd.grad(norm(it.x, it.w), (it.x, it.w), (it.dy, drstd))
+        found.append([torch_world.to_patterns(t) for t in (alone, *beside)])
+    for own, wanted in zip(*found, strict=True):
+        assert (own == wanted).all()
 
 
 def test_compiled_graphs(setting: Setting) -> None:
