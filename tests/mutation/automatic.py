@@ -61,7 +61,7 @@ _JOINTS, _VERDICT = f"{_JUDGE}/judge/test_joints.py", f"{_JUDGE}/judge/test_verd
 _PLANTED, _PATTERNS = f"{_JUDGE}/judge/test_planted_faults.py", f"{_JUDGE}/judge/test_patterns.py"
 _BOUNDS = f"{_JUDGE}/bounds/test_tolerances.py -k not sound_and_tight and not many_rows"
 _SOUND = f"{_JUDGE}/bounds/test_tolerances.py -k sound_and_tight or many_rows"  # the slowest: hundreds of draws
-_ROUNDING = f"{_JUDGE}/bounds/test_rounding.py"
+_ROUNDING, _TERMS = f"{_JUDGE}/bounds/test_rounding.py", f"{_JUDGE}/bounds/test_terms.py"
 _CELLS, _REPEATED = f"{_JUDGE}/cells/test_cells.py", f"{_JUDGE}/candidates/test_repetition.py"
 _REPORT = f"{_JUDGE}/report/test_report.py"
 # part → file → what is asked, in this order.
@@ -104,7 +104,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "references/bounds/enclosure.py": (_ROUNDING, _BOUNDS, _PLANTED, _SOUND),
         "references/bounds/modes.py": (f"{_JUDGE}/bounds/test_modes.py", f"{_JUDGE}/candidates/test_profile.py"),
         "references/bounds/rounding.py": (_ROUNDING, _BOUNDS, _PLANTED, _VERDICT, _SOUND),
-        "references/bounds/tolerances.py": (_BOUNDS, _JOINTS, _PLANTED, _VERDICT, _SOUND),
+        "references/bounds/tolerances.py": (_TERMS, _BOUNDS, _JOINTS, _PLANTED, _VERDICT, _SOUND),
         "references/cells/cell.py": (_CELLS, _PLANTED),
         "references/cells/levels.py": (_CELLS,),
         "references/cells/pairwise.py": (_CELLS,),
