@@ -109,10 +109,10 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "references/cells/levels.py": (_CELLS,),
         "references/cells/pairwise.py": (_CELLS,),
         "references/judge/comparison.py": (_JOINTS, _VERDICT, _PLANTED, _PATTERNS),
-        "references/judge/verdict.py": (_VERDICT, _JOINTS, _PLANTED, _REPEATED),
+        "references/judge/verdict.py": (f"{_JUDGE}/judge/test_findings.py", _VERDICT, _JOINTS, _PLANTED, _REPEATED),
         "references/candidates/repetition.py": (_REPEATED,),
         "references/candidates/profile.py": (f"{_JUDGE}/candidates/test_profile.py",),
-        "references/report/summary.py": (_REPORT,),
+        "references/report/summary.py": (f"{_JUDGE}/report/test_summary.py", _REPORT),
     },
 }
 

@@ -375,3 +375,124 @@ def test_inputs_in_float32() -> None:
         assert (None if narrow.w is None else narrow.w.dtype) == dtype
         np.testing.assert_array_equal(narrow.x, inputs.x.astype(np.float32))
         np.testing.assert_array_equal(narrow.dy, inputs.dy.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("rows", "rank", "leading"),
+    [
+        (1, 1, ()),
+        (7, 2, (7,)),
+        (2, 3, (1, 2)),
+        (16, 3, (4, 4)),
+        (16, 4, (2, 2, 4)),
+        (33, 3, (3, 11)),
+        (33, 4, (1, 3, 11)),
+        (0, 2, (0,)),
+        (0, 3, (0, 2)),
+        (0, 4, (0, 2, 2)),
+    ],
+)
+def test_rows_are_spread_over_the_dimensions(rows: int, rank: int, leading: tuple[int, ...]) -> None:
+    assert levels._leading(rows, rank) == leading
+
+
+@pytest.mark.parametrize(
+    ("claims", "shape"),
+    [
+        ({}, (2, 4, 41)),
+        ({"rank": (1,)}, (41,)),
+        ({"rank": (2, 1)}, (8, 41)),
+        ({"rank": (4,)}, (1, 2, 4, 41)),
+        ({"columns": (64, 128)}, (2, 4, 128)),
+        ({"columns": (2, 4, 100)}, (2, 4, 82)),
+        ({"columns": (7, 14)}, (2, 4, 14)),
+        ({"columns": (8192,), "rank": (2,)}, (8, 8192)),
+    ],
+)
+def test_the_matrix_has_one_shape_within_the_claims(claims: dict, shape: tuple[int, ...]) -> None:
+    assert {case.shape for case in levels.draw("matrix", levels.COVERING_AXES | claims)} == {shape}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "fits"),
+    [
+        (("rank", 1), ("rows", 1), True),
+        (("rank", 1), ("rows", 2), False),
+        (("rank", 1), ("rows", 0), False),
+        (("rank", 2), ("rows", 0), True),
+        (("rank", 1), ("x_layout", "column_strided"), True),
+        (("rank", 1), ("x_layout", "row_strided"), False),
+        (("rank", 1), ("dy_layout", "transposed"), False),
+        (("rank", 1), ("dy_layout", "expanded"), False),
+        (("rank", 2), ("x_layout", "expanded"), True),
+        (("rank", 2), ("dy_layout", "heads"), False),
+        (("rank", 3), ("x_layout", "heads"), True),
+        (("columns", 4097), ("rows", 33), True),
+        (("columns", 65536), ("rows", 2), True),
+        (("columns", 65536), ("rows", 1), True),
+        (("columns", 65536), ("rows", 0), False),
+        (("columns", 65536), ("rows", 15), False),
+        (("columns", 65536), ("row_mode", False), False),
+        (("columns", 65536), ("row_mode", None), True),
+        (("columns", 4097), ("row_mode", False), True),
+        (("columns", 65536), ("dtype", "float64"), True),
+        (("weight", "none"), ("w_layout", "contiguous"), True),
+        (("weight", "none"), ("w_layout", "misaligned"), False),
+        (("weight", "none"), ("data", "overflowing"), False),
+        (("weight", "none"), ("data", "huge"), True),
+        (("weight", "same"), ("w_layout", "misaligned"), True),
+        (("weight", "bfloat16"), ("dtype", "float16"), True),
+        (("weight", "bfloat16"), ("dtype", "float32"), True),
+        (("weight", "bfloat16"), ("dtype", "bfloat16"), False),
+        (("weight", "bfloat16"), ("dtype", "float64"), False),
+        (("weight", "float16"), ("dtype", "float16"), False),
+        (("weight", "float32"), ("dtype", "float32"), True),
+        (("eps", "0"), ("data", "zero_rows"), False),
+        (("eps", "0"), ("data", "normal"), True),
+        (("eps", "1e-6"), ("data", "zero_rows"), True),
+    ],
+)
+def test_which_values_stand_together(one: tuple, other: tuple, fits: bool) -> None:
+    assert compatible(one, other) is compatible(other, one) is fits
+
+
+def test_many_rows_are_drawn_where_they_fit() -> None:
+    def many(level: str, **claims: tuple) -> set[tuple[tuple[int, ...], str]]:
+        cases = levels.draw(level, levels.COVERING_AXES | claims)
+        return {(case.shape, case.dtype) for case in cases if case.n_rows > 33}
+
+    short = {((129, 7), dtype) for dtype in DTYPES}
+    assert many("smoke") == short and many("full") == {*short, ((40_001, 7), "float16")} and many("matrix") == set()
+    assert many("smoke", dtype=("float32",)) == {((129, 7), "float32")}
+    assert many("full", dtype=("float32", "float16")) >= {((40_001, 7), "float32")}
+    assert many("smoke", rank=(1, 3)) == many("smoke", columns=(1, 2, 6)) == set()
+    assert {shape for shape, _ in many("smoke", columns=(64, 448))} == {(129, 448)}
+    assert many("smoke", columns=(64, 384)) == set()
+
+
+def test_a_smoke_cell_is_small() -> None:
+    few = [case for case in SMOKE if case.n_rows <= 33]
+    assert 4097 <= max(case.n_rows * case.shape[-1] for case in few) <= 4200
+    wide = levels.draw("smoke", levels.COVERING_AXES | {"columns": (8192, 16384), "rows": (2, 33)})
+    shapes = {(case.n_rows, case.shape[-1]) for case in wide if case.shape[:-1] != (2, 4)}
+    assert shapes == {(2, 8192)}, "where nothing small is claimed, the smallest"
+
+
+def test_rows_of_zeros_without_eps_are_drawn_by_hand() -> None:
+    def by_hand(**claims: tuple) -> list[Case]:
+        cases = levels.draw("full", levels.COVERING_AXES | claims)
+        return [case for case in cases if case.data == "zero_rows" and case.eps == 0]
+
+    (case,) = by_hand()
+    assert case == Case("llama", 0.0, "float32", "same", False, (2, 17), 0.0, data="zero_rows")
+    for lost in ({"casting_mode": ("gemma",)}, {"dtype": ("float16",)}, {"columns": (16, 32)}, {"in_place": (True,)}):
+        assert by_hand(**lost) == []
+
+
+def test_an_id_of_an_impossible_shape_names_no_cell() -> None:
+    usual = "llama-off0-f32-wsame-inplace-{}-normal-eps1e-06-x{}-dy{}-wc-auto-s0"
+    for shape, x, dy in (("5", "cs", "m"), ("2x5", "t", "e"), ("2x2x5", "h", "h"), ("1", "c", "c")):
+        assert find(usual.format(shape, x, dy))
+    for shape, x, dy in (("5", "t", "c"), ("5", "c", "rs"), ("2x5", "h", "c"), ("2x5", "c", "h"), ("2x0", "c", "c")):
+        with pytest.raises(KeyError, match="nearest is"):
+            find(usual.format(shape, x, dy))
