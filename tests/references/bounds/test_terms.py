@@ -175,3 +175,45 @@ def test_dw_is_rounded_where_w_is_narrower_than_the_compute_dtype(w_dtype: Any, 
     found = terms(w_dtype=w_dtype)["dw"]
     np.testing.assert_allclose(found["rounding"] * u, roundoff * np.array([2, 3, 0, 3]) * (1 + 4 * roundoff), atol=1e-7)
     assert (found["rounding"][[0, 1, 3]] > 0).all() == (roundoff > 0)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dtype", "mode", "size", "rate"),
+    [
+        ("y", "bfloat16", "llama", 10**6, 0.999),
+        ("dx", "bfloat16", "gemma", 10**6, 0.999),
+        ("dw", "float16", "llama", 10**6, 0.995),
+        ("y", "float16", "none", 10**6, 0.995),
+        ("dx", "float16", "none", 10**6, None),
+        ("dw", "bfloat16", "none", 10**6, None),
+        ("rstd", "bfloat16", "none", 10**6, None),
+        ("rstd", "float16", "llama", 10**6, None),
+        ("y", "float32", "llama", 10**6, None),
+        ("y", "float64", "gemma", 10**6, None),
+        # n·p + 4·√(n·p) + 2 of n elements, p one ten-thousandth, may differ by chance
+        ("y", "bfloat16", "llama", 1, None),
+        ("y", "bfloat16", "llama", 2, None),
+        ("y", "bfloat16", "llama", 3, 1 - 2 / 3),
+        ("y", "bfloat16", "llama", 1000, 1 - 3 / 1000),
+        ("y", "bfloat16", "llama", 5000, 1 - 5 / 5000),
+        ("y", "bfloat16", "llama", 5500, 1 - 5.5 / 5500),
+        ("y", "float16", "llama", 100, 1 - 2 / 100),
+    ],
+)
+def test_the_rate_of_exact_elements(tensor: str, dtype: str, mode: str, size: int, rate: float | None) -> None:
+    found = tolerances.exact_rate(tensor, dtype, mode, size)
+    assert found is None if rate is None else found == pytest.approx(rate, abs=1e-12)
+
+
+def test_how_far_the_others_may_be() -> None:
+    def ulps(dtype: str, mode: str) -> list[int | None]:
+        return [tolerances.exact_ulps(tensor, dtype, mode) for tensor in ("y", "rstd", "dx", "dw")]
+
+    for dtype in ("float16", "bfloat16"):
+        assert ulps(dtype, "gemma") == [1, None, 1, 1]
+        assert ulps(dtype, "llama") == [2, None, 1, None]  # where x̂ is rounded, it may have flipped as well
+        assert ulps(dtype, "none") == [2, None, None, None]
+    for dtype in ("float32", "float64"):
+        assert ulps(dtype, "llama") == [None] * 4
+    with pytest.raises(ValueError, match="no_such"):
+        tolerances.exact_rate("y", "float16", "no_such", 10)
