@@ -61,6 +61,7 @@ _JOINTS, _VERDICT = f"{_JUDGE}/judge/test_joints.py", f"{_JUDGE}/judge/test_verd
 _PLANTED, _PATTERNS = f"{_JUDGE}/judge/test_planted_faults.py", f"{_JUDGE}/judge/test_patterns.py"
 _BOUNDS = f"{_JUDGE}/bounds/test_tolerances.py -k not sound_and_tight and not many_rows"
 _SOUND = f"{_JUDGE}/bounds/test_tolerances.py -k sound_and_tight or many_rows"  # the slowest: hundreds of draws
+_ROUNDING, _TERMS = f"{_JUDGE}/bounds/test_rounding.py", f"{_JUDGE}/bounds/test_terms.py"
 _CELLS, _REPEATED = f"{_JUDGE}/cells/test_cells.py", f"{_JUDGE}/candidates/test_repetition.py"
 _REPORT = f"{_JUDGE}/report/test_report.py"
 # part → file → what is asked, in this order.
@@ -100,18 +101,18 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "judge": {
         "references/bounds/bound.py": (f"{_JUDGE}/bounds/test_bound.py", _JOINTS, _VERDICT, _BOUNDS, _SOUND),
-        "references/bounds/enclosure.py": (_BOUNDS, _PLANTED, _SOUND),
-        "references/bounds/modes.py": (_VERDICT, f"{_REPORT} -k explain", _BOUNDS),
-        "references/bounds/rounding.py": (_BOUNDS, _PLANTED, _VERDICT, _SOUND),
-        "references/bounds/tolerances.py": (_BOUNDS, _JOINTS, _PLANTED, _VERDICT, _SOUND),
+        "references/bounds/enclosure.py": (_ROUNDING, _BOUNDS, _PLANTED, _SOUND),
+        "references/bounds/modes.py": (f"{_JUDGE}/bounds/test_modes.py", f"{_JUDGE}/candidates/test_profile.py"),
+        "references/bounds/rounding.py": (_ROUNDING, _BOUNDS, _PLANTED, _VERDICT, _SOUND),
+        "references/bounds/tolerances.py": (_TERMS, _BOUNDS, _JOINTS, _PLANTED, _VERDICT, _SOUND),
         "references/cells/cell.py": (_CELLS, _PLANTED),
         "references/cells/levels.py": (_CELLS,),
         "references/cells/pairwise.py": (_CELLS,),
         "references/judge/comparison.py": (_JOINTS, _VERDICT, _PLANTED, _PATTERNS),
-        "references/judge/verdict.py": (_VERDICT, _JOINTS, _PLANTED, _REPEATED),
+        "references/judge/verdict.py": (f"{_JUDGE}/judge/test_findings.py", _VERDICT, _JOINTS, _PLANTED, _REPEATED),
         "references/candidates/repetition.py": (_REPEATED,),
         "references/candidates/profile.py": (f"{_JUDGE}/candidates/test_profile.py",),
-        "references/report/summary.py": (_REPORT,),
+        "references/report/summary.py": (f"{_JUDGE}/report/test_summary.py", _REPORT),
     },
 }
 

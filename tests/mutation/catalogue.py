@@ -12,6 +12,7 @@ from tests.mutation.faults import (
     kernels_forward,
     launch,
     references,
+    second_attack,
     split_kernels,
     strangers,
 )
@@ -28,6 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *gradients.MUTANTS,
     *references.MUTANTS,
     *strangers.MUTANTS,
+    *second_attack.MUTANTS,
     *gpu.MUTANTS,
 )
 

@@ -284,3 +284,215 @@ def test_what_names_no_cell_gets_the_nearest_id(old: str, new: str) -> None:
     assert old in case_id and find(case_id)
     with pytest.raises(KeyError, match="nearest is"):
         find(case_id.replace(old, new) if old else new)
+
+
+def test_the_ends_of_the_range_are_where_they_are_said_to_be() -> None:
+    """TINY and LARGE have squares and cubes inside the compute dtype, HUGE squares alone."""
+    assert cell.TINY == {"float16": 2.0**-10, "bfloat16": 1e-12, "float32": 1e-12, "float64": 1e-100}
+    assert cell.LARGE == {"float16": 2.0**10, "bfloat16": 1e12, "float32": 1e12, "float64": 1e100}
+    assert cell.HUGE == {"float16": 2.0**10, "bfloat16": 1e15, "float32": 1e15, "float64": 1e100}
+    assert cell.OUTLIER == 200.0
+
+
+@pytest.mark.parametrize(
+    ("data", "values"),
+    [
+        ("normal", (-2.96, 1.383, -0.7479, 0.6578)),
+        ("heavy_tailed", (0.2548, 0.1716, 1.203, 0.1802)),
+        ("outlier_column", (-0.6579, -0.5477, -0.5191, 0.6526)),
+        ("constant_rows", (-1.676, 1.694, -1.116, 0.9435)),
+        ("tiny", (1.044e-12, 6.346e-13, 0.4631, -0.4812)),
+        ("large", (1.593e12, -1.136e12, -0.4559, 0.1795)),
+        ("huge", (7.338e14, 4.577e14, 0.2114, 1.386)),
+        ("zero_rows", (0.0, 0.0, 0.2885, -0.6084)),
+        ("non_finite", (-0.8782, -1.616, 0.7582, 0.08048)),
+        ("overflowing", (-0.9885, 0.4244, -0.3711, -0.6386)),
+    ],
+)
+def test_an_id_has_the_same_inputs_for_ever(data: str, values: tuple[float, ...]) -> None:
+    """Results of other days and machines are compared by id."""
+    inputs = make_inputs(Case("llama", 0.5, "float32", "same", False, (4, 7), 1e-6, data=data))
+    assert inputs.w is not None
+    found = (inputs.x[0, 0], inputs.x[2, 5], inputs.w[3], inputs.dy[1, 6])
+    np.testing.assert_allclose(found, values, rtol=1e-3)
+
+
+def test_what_the_kinds_of_data_are() -> None:
+    def x(data: str, columns: int = 7, rows: int = 4, **more: str) -> np.ndarray:
+        return make_inputs(Case("llama", 0.5, "float32", "same", False, (rows, columns), 1e-6, data=data, **more)).x
+
+    outlier = np.abs(x("outlier_column", 9, 40)).mean(0)
+    assert np.argmax(outlier) == 3 and outlier[3] > 50 * np.delete(outlier, 3).max()
+    constant = x("constant_rows", 7, 200)[:, 0]
+    assert (constant > 0).any() and (constant < 0).any()
+    assert 0.5 <= np.abs(constant).min() < 0.52 and 1.98 < np.abs(constant).max() <= 2
+    zeros = x("zero_rows", 7, 5)
+    assert [bool(row.any()) for row in zeros] == [False, True, False, True, False]
+    assert np.signbit(zeros[[0, 2, 4]]).any() and not np.signbit(zeros[[0, 2, 4]]).all()
+    special = x("non_finite", 9, 5)
+    assert [row.tolist() for row in np.argwhere(~np.isfinite(special))] == [[0, 4], [1, 4], [2, 4]]
+    assert special[0, 4] == np.inf and np.isnan(special[1, 4]) and special[2, 4] == -np.inf
+    assert (np.abs(x("heavy_tailed", 100, 100)) > 8).any() and not (np.abs(x("normal", 100, 100)) > 6).any()
+    expanded = x("normal", x_layout="expanded")
+    assert (expanded == expanded[:1]).all() and len(set(expanded[0])) == 7
+
+
+def test_of_overflowing_weights_one_in_four_is_half_of_the_largest_number() -> None:
+    case = Case("llama", 0.5, "float16", "float32", False, (4, 10), 1e-6, data="overflowing")
+    w = make_inputs(case).w
+    assert w is not None and w.dtype == np.float32
+    assert [abs(float(value)) == 32752.0 for value in w] == [i % 4 == 0 for i in range(10)]
+    narrow = make_inputs(dataclasses.replace(case, dtype="float32", weight="float16")).w
+    assert narrow is not None and abs(float(narrow[4])) == 32752.0  # of the narrower dtype
+
+
+@pytest.mark.parametrize(
+    ("change", "plain", "structured"),
+    [
+        ({}, True, False),
+        ({"data": "tiny"}, False, False),
+        ({"data": "constant_rows"}, False, True),
+        ({"x_layout": "expanded"}, False, True),
+        ({"dy_layout": "expanded"}, False, True),
+        ({"x_layout": "transposed"}, False, False),
+        ({"dy_layout": "transposed"}, False, False),
+        ({"w_layout": "misaligned"}, False, False),
+        ({"weight": "none", "in_place": True, "row_mode": False}, True, False),
+    ],
+)
+def test_what_is_plain_and_what_structured(change: dict, plain: bool, structured: bool) -> None:
+    case = dataclasses.replace(Case("llama", 0.5, "float16", "same", False, (2, 3, 7), 1e-6), **change)
+    assert (case.plain, case.structured, case.n_rows) == (plain, structured, 6)
+    assert dataclasses.replace(case, shape=(7,)).n_rows == 1
+
+
+def test_inputs_in_float32() -> None:
+    case = Case("llama", 0.5, "float64", "same", False, (2, 3), 1e-6)
+    for weight, dtype in (("same", np.float32), ("float16", np.float16), ("float32", np.float32), ("none", None)):
+        inputs = make_inputs(dataclasses.replace(case, weight=weight))
+        narrow = cell.in_float32(inputs)
+        assert narrow.x.dtype == narrow.dy.dtype == np.float32
+        assert (None if narrow.w is None else narrow.w.dtype) == dtype
+        np.testing.assert_array_equal(narrow.x, inputs.x.astype(np.float32))
+        np.testing.assert_array_equal(narrow.dy, inputs.dy.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("rows", "rank", "leading"),
+    [
+        (1, 1, ()),
+        (7, 2, (7,)),
+        (2, 3, (1, 2)),
+        (16, 3, (4, 4)),
+        (16, 4, (2, 2, 4)),
+        (33, 3, (3, 11)),
+        (33, 4, (1, 3, 11)),
+        (0, 2, (0,)),
+        (0, 3, (0, 2)),
+        (0, 4, (0, 2, 2)),
+    ],
+)
+def test_rows_are_spread_over_the_dimensions(rows: int, rank: int, leading: tuple[int, ...]) -> None:
+    assert levels._leading(rows, rank) == leading
+
+
+@pytest.mark.parametrize(
+    ("claims", "shape"),
+    [
+        ({}, (2, 4, 41)),
+        ({"rank": (1,)}, (41,)),
+        ({"rank": (2, 1)}, (8, 41)),
+        ({"rank": (4,)}, (1, 2, 4, 41)),
+        ({"columns": (64, 128)}, (2, 4, 128)),
+        ({"columns": (2, 4, 100)}, (2, 4, 82)),
+        ({"columns": (7, 14)}, (2, 4, 14)),
+        ({"columns": (8192,), "rank": (2,)}, (8, 8192)),
+    ],
+)
+def test_the_matrix_has_one_shape_within_the_claims(claims: dict, shape: tuple[int, ...]) -> None:
+    assert {case.shape for case in levels.draw("matrix", levels.COVERING_AXES | claims)} == {shape}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "fits"),
+    [
+        (("rank", 1), ("rows", 1), True),
+        (("rank", 1), ("rows", 2), False),
+        (("rank", 1), ("rows", 0), False),
+        (("rank", 2), ("rows", 0), True),
+        (("rank", 1), ("x_layout", "column_strided"), True),
+        (("rank", 1), ("x_layout", "row_strided"), False),
+        (("rank", 1), ("dy_layout", "transposed"), False),
+        (("rank", 1), ("dy_layout", "expanded"), False),
+        (("rank", 2), ("x_layout", "expanded"), True),
+        (("rank", 2), ("dy_layout", "heads"), False),
+        (("rank", 3), ("x_layout", "heads"), True),
+        (("columns", 4097), ("rows", 33), True),
+        (("columns", 65536), ("rows", 2), True),
+        (("columns", 65536), ("rows", 1), True),
+        (("columns", 65536), ("rows", 0), False),
+        (("columns", 65536), ("rows", 15), False),
+        (("columns", 65536), ("row_mode", False), False),
+        (("columns", 65536), ("row_mode", None), True),
+        (("columns", 4097), ("row_mode", False), True),
+        (("columns", 65536), ("dtype", "float64"), True),
+        (("weight", "none"), ("w_layout", "contiguous"), True),
+        (("weight", "none"), ("w_layout", "misaligned"), False),
+        (("weight", "none"), ("data", "overflowing"), False),
+        (("weight", "none"), ("data", "huge"), True),
+        (("weight", "same"), ("w_layout", "misaligned"), True),
+        (("weight", "bfloat16"), ("dtype", "float16"), True),
+        (("weight", "bfloat16"), ("dtype", "float32"), True),
+        (("weight", "bfloat16"), ("dtype", "bfloat16"), False),
+        (("weight", "bfloat16"), ("dtype", "float64"), False),
+        (("weight", "float16"), ("dtype", "float16"), False),
+        (("weight", "float32"), ("dtype", "float32"), True),
+        (("eps", "0"), ("data", "zero_rows"), False),
+        (("eps", "0"), ("data", "normal"), True),
+        (("eps", "1e-6"), ("data", "zero_rows"), True),
+    ],
+)
+def test_which_values_stand_together(one: tuple, other: tuple, fits: bool) -> None:
+    assert compatible(one, other) is compatible(other, one) is fits
+
+
+def test_many_rows_are_drawn_where_they_fit() -> None:
+    def many(level: str, **claims: tuple) -> set[tuple[tuple[int, ...], str]]:
+        cases = levels.draw(level, levels.COVERING_AXES | claims)
+        return {(case.shape, case.dtype) for case in cases if case.n_rows > 33}
+
+    short = {((129, 7), dtype) for dtype in DTYPES}
+    assert many("smoke") == short and many("full") == {*short, ((40_001, 7), "float16")} and many("matrix") == set()
+    assert many("smoke", dtype=("float32",)) == {((129, 7), "float32")}
+    assert many("full", dtype=("float32", "float16")) >= {((40_001, 7), "float32")}
+    assert many("smoke", rank=(1, 3)) == many("smoke", columns=(1, 2, 6)) == set()
+    assert {shape for shape, _ in many("smoke", columns=(64, 448))} == {(129, 448)}
+    assert many("smoke", columns=(64, 384)) == set()
+
+
+def test_a_smoke_cell_is_small() -> None:
+    few = [case for case in SMOKE if case.n_rows <= 33]
+    assert 4097 <= max(case.n_rows * case.shape[-1] for case in few) <= 4200
+    wide = levels.draw("smoke", levels.COVERING_AXES | {"columns": (8192, 16384), "rows": (2, 33)})
+    shapes = {(case.n_rows, case.shape[-1]) for case in wide if case.shape[:-1] != (2, 4)}
+    assert shapes == {(2, 8192)}, "where nothing small is claimed, the smallest"
+
+
+def test_rows_of_zeros_without_eps_are_drawn_by_hand() -> None:
+    def by_hand(**claims: tuple) -> list[Case]:
+        cases = levels.draw("full", levels.COVERING_AXES | claims)
+        return [case for case in cases if case.data == "zero_rows" and case.eps == 0]
+
+    (case,) = by_hand()
+    assert case == Case("llama", 0.0, "float32", "same", False, (2, 17), 0.0, data="zero_rows")
+    for lost in ({"casting_mode": ("gemma",)}, {"dtype": ("float16",)}, {"columns": (16, 32)}, {"in_place": (True,)}):
+        assert by_hand(**lost) == []
+
+
+def test_an_id_of_an_impossible_shape_names_no_cell() -> None:
+    usual = "llama-off0-f32-wsame-inplace-{}-normal-eps1e-06-x{}-dy{}-wc-auto-s0"
+    for shape, x, dy in (("5", "cs", "m"), ("2x5", "t", "e"), ("2x2x5", "h", "h"), ("1", "c", "c")):
+        assert find(usual.format(shape, x, dy))
+    for shape, x, dy in (("5", "t", "c"), ("5", "c", "rs"), ("2x5", "h", "c"), ("2x5", "c", "h"), ("2x0", "c", "c")):
+        with pytest.raises(KeyError, match="nearest is"):
+            find(usual.format(shape, x, dy))

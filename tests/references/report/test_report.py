@@ -139,6 +139,17 @@ def test_complaints_are_grouped_with_examples() -> None:
     assert unsupported(verdicts()) == ["unsupported, 1 cells: no offset argument (1)"]
 
 
+def test_what_is_not_supported_is_counted_by_reason_the_commonest_first() -> None:
+    reasons = (
+        "no offset argument",
+        "dtype float64 is not claimed; refused with E",
+        *2 * ["dtype float64: refused with E"],
+    )
+    told = unsupported([*verdicts()[:2], *(Verdict(GEMMA, "unsupported", reason) for reason in reasons)])
+    assert told == ["unsupported, 4 cells: dtype float64: refused with E (3); no offset argument (1)"]
+    assert unsupported(verdicts()[:2]) == []
+
+
 def test_the_terminal_table_shows_every_row() -> None:
     console = pytest.importorskip("rich.console").Console(width=100, record=True, file=io.StringIO())
     console.print(table(verdicts()))

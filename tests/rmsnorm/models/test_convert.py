@@ -119,8 +119,11 @@ def test_structures_that_cannot_be_replaced_are_kept_with_their_reason() -> None
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("needs a cache")
 
-    hooked = SomeRMSNorm()
-    hooked.register_forward_hook(lambda *_: None)
+    hooked = [SomeRMSNorm() for _ in range(4)]
+    hooked[0].register_forward_hook(lambda *_: None)
+    hooked[1].register_forward_pre_hook(lambda *_: None)
+    hooked[2].register_full_backward_hook(lambda *_: None)
+    hooked[3].register_full_backward_pre_hook(lambda *_: None)
     reasons = {
         GatedRMSNorm(): "its forward takes x, gate, not one tensor",
         BiasedRMSNorm(): "its parameters and buffers are weight, bias, not weight alone",
@@ -128,7 +131,7 @@ def test_structures_that_cannot_be_replaced_are_kept_with_their_reason() -> None
         SizelessRMSNorm(): "it has neither weight nor a size: it takes rows of any length",
         PairRMSNorm(): "it returns tuple",
         FailingRMSNorm(): "it cannot be called with one tensor: RuntimeError: needs a cache",
-        hooked: "it has hooks, which would be lost",
+        **dict.fromkeys(hooked, "it has hooks, which would be lost"),
         SomeRMSNorm().to("meta"): "its weight is on the meta device",
     }
     model = nn.ModuleList(reasons)
@@ -165,7 +168,8 @@ def test_a_model_computes_the_same_before_and_after(device: str) -> None:
     assert torch.equal(torch.random.get_rng_state(), random_state)
     assert {name: id(p) for name, p in model.named_parameters()} == before  # the optimizer still holds the weights
     assert model.last is model.before and isinstance(model.before, LigerRMSNorm)
-    assert not model.before.training
+    assert not model.before.training and not model.after.training
+    assert (model.before.init_fn, model.after.init_fn) == ("ones", "zeros")
     assert [entry.name for entry in report.replaced] == ["before", "after"]
     assert not report.kept
     original.load_state_dict(model.state_dict(), strict=True)

@@ -234,6 +234,30 @@ def test_a_jagged_tensor_is_normalised_row_by_row(affine: bool, way: str) -> Non
         assert_close(ours.weight.grad, theirs.weight.grad)
 
 
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+@pytest.mark.parametrize("settings", [(0.7, 0.5, "gemma"), (1e-3, 0.0, "llama"), (0.7, 1.0, "none")], ids=str)
+def test_every_setting_holds_for_the_rows_of_a_jagged_tensor(settings: tuple[float, float, str], way: str) -> None:
+    x, w = nested(2, 5, 1, dtype=torch.bfloat16), torch.randn(H)
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return liger_rms_norm(x, w, *settings, False, True)
+
+    run = torch.compile(norm, backend="aot_eager", fullgraph=True) if way == "compiled" else norm
+    assert torch.equal(run(x).values(), norm(x.values()))
+
+
+def test_a_jagged_tensor_keeps_its_holes() -> None:
+    """Lengths shorter than the distance of offsets leave rows between the sequences that belong to none."""
+    values, offsets, lengths = torch.randn(9, H), torch.tensor([0, 4, 9]), torch.tensor([2, 5])
+    x = torch.nested.nested_tensor_from_jagged(values, offsets, lengths, min_seqlen=2, max_seqlen=5)
+    y = liger_rms_norm(x, None, 1e-6)
+    assert [part.shape[0] for part in y.unbind()] == [2, 5]
+    for got, part in zip(y.unbind(), x.unbind(), strict=True):
+        assert torch.equal(got, liger_rms_norm(part, None, 1e-6))
+    assert torch.equal(y.offsets(), offsets) and torch.equal(y.lengths(), lengths)
+    assert (y._maybe_min_seqlen, y._maybe_max_seqlen) == (2, 5)
+
+
 def test_a_last_dimension_of_several_lengths_is_one_typed_line() -> None:
     x = nested(2, 3).transpose(1, 2)
     with pytest.raises(ValueError, match="last dimension of one length") as error:

@@ -121,6 +121,41 @@ def test_a_tile_does_not_depend_on_the_number_of_rows(
     assert len(set(seen)) == 2, "one tile forward, one backward"
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("row_mode", [None, True, False])
+def test_every_setting_reaches_the_launches(row_mode: bool | None, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """row_mode above all, which no result needs to show."""
+    seen: list[dict[str, Any]] = []
+    for name in ("rms_norm_forward", "rms_norm_backward"):
+        original = getattr(launch, name)
+
+        def told(*tensors: Any, original: Any = original, **about: Any) -> Any:
+            seen.append({key: about[key] for key in ("eps", "offset", "casting_mode", "row_mode") if key in about})
+            return original(*tensors, **about)
+
+        monkeypatch.setattr(launch, name, told)
+    x = torch.randn(3, 40, requires_grad=grad)
+    w = torch.randn(40, requires_grad=grad)
+    y = liger_rms_norm(x, w, 0.7, 0.5, "gemma", False, row_mode)
+    wanted = {"offset": 0.5, "casting_mode": "gemma", "row_mode": row_mode}
+    if grad:
+        y.sum().backward()
+    assert seen == [{"eps": 0.7, **wanted}] + [wanted] * grad
+
+
+@pytest.mark.parametrize("tensor", ["dy", "x", "w", "rstd"])
+def test_every_tensor_of_a_backward_may_have_strides(tensor: str) -> None:
+    tensors = {"dy": torch.randn(6, 40), "x": torch.randn(6, 40), "w": torch.randn(40), "rstd": torch.rand(6) + 0.5}
+    strided = {name: torch.stack((t, t + 1), -1)[..., 0] if name == tensor else t for name, t in tensors.items()}
+    assert [name for name, t in strided.items() if not t.is_contiguous()] == [tensor]
+    results = []
+    for given in (tensors, strided):
+        dx = torch.empty(6, 40)
+        dw = launch.rms_norm_backward(**given, offset=0.5, casting_mode="llama", dx=dx, needs_dw=True)
+        results.append((dx, dw))
+    assert all(map(torch.equal, *results))
+
+
 def test_no_program_is_launched_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # One too many writes nothing and no result shows it.
     programs: list[int] = []
