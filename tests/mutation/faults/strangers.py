@@ -268,8 +268,8 @@ JOINTS = (
     Mutant(
         "J26",
         "references/judge/verdict.py",
-        "if outputs.dw is None and case.w_dtype is not None:",
-        'if outputs.dw is None and case.weight == "same":',
+        "if outputs.dw is None and case.w_dtype is not None and gradients:",
+        'if outputs.dw is None and case.weight == "same" and gradients:',
         "no dW for a weight of another dtype passes",
         f"{JUDGE}/judge/test_joints.py",
     ),
