@@ -153,8 +153,9 @@ def _load(field: Field, plain: Callable[..., Any]) -> Callable[..., Any]:
     def create_masked_load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
         element = pointers.dtype.scalar.element_ty
         if other is None and element in DTYPES:
-            top = field.prime if element.itemsize > 2 else 2**16
-            patterns = junk.integers(0, top, np.shape(pointers.data)).astype(pattern_dtype(DTYPES[element]))
+            unsigned = pattern_dtype(DTYPES[element])
+            top = field.prime if unsigned.itemsize > 2 else 2**16
+            patterns = junk.integers(0, top, np.shape(pointers.data)).astype(unsigned)
             other = _handle(patterns, element)
         return plain(self, pointers, mask, other, *rest)
 
