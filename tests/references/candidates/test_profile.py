@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import tomllib
 from collections.abc import Callable
@@ -329,3 +330,30 @@ def test_the_profile_of_the_guide_is_one() -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     claims = tomllib.loads(block)
     assert Profile().with_claims(claims).columns_multiple_of == claims["columns_multiple_of"]
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most", "beyond"),
+    [
+        ("c_div", 0.0, 4.0, (-0.1, 4.1)),
+        ("c_rs", 0, 4, (-1, 5)),
+        ("min_rows", 0, 10**9, (-1, 0.5, True)),
+        ("max_columns", 1, 10**9, (0, 1.5, False)),
+        ("columns_multiple_of", 1, 10**6, (0, "2", True)),
+        ("column_sums", 1, 10**6, (0, 1.5, "sorted", True)),
+        ("row_sums", 1, 10**6, (0, None)),
+    ],
+)
+def test_a_claim_has_its_limits(name: str, least: float, most: float, beyond: tuple) -> None:
+    for value in (least, most):
+        assert getattr(Profile().with_claims({name: value}), name) == value
+    for value in beyond:
+        with pytest.raises(ProfileError, match=name):
+            Profile().with_claims({name: value})
+
+
+def test_an_offset_is_a_number_within_a_wide_range() -> None:
+    assert Profile().with_claims({"offsets": [-1e300, 0, 1e300]}).offsets == (-1e300, 0.0, 1e300)
+    for value in (-1.1e300, 1.1e300, math.inf, math.nan, True, "1"):
+        with pytest.raises(ProfileError, match="offsets must be a number of at least -1e\\+300 and at most 1e\\+300"):
+            Profile().with_claims({"offsets": [value]})
