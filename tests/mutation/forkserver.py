@@ -58,6 +58,7 @@ def _child(request: dict[str, Any], scratch: Path) -> None:
     fresh = {"tests"} | {name for name in ("references",) if not (scratch / name).is_symlink()}  # a fault may lie there
     for name in [name for name in sys.modules if name.partition(".")[0] in fresh]:
         del sys.modules[name]
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(IMPORT_LIMIT)  # an endless loop on import, where no stage has a limit yet: the alarm ends the child
     task = importlib.import_module(request["task"])
     signal.alarm(0)
