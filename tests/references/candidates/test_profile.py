@@ -357,3 +357,20 @@ def test_an_offset_is_a_number_within_a_wide_range() -> None:
     for value in (-1.1e300, 1.1e300, math.inf, math.nan, True, "1"):
         with pytest.raises(ProfileError, match="offsets must be a number of at least -1e\\+300 and at most 1e\\+300"):
             Profile().with_claims({"offsets": [value]})
+
+
+def test_one_cell_asks_for_each_value_that_is_not_claimed() -> None:
+    claims = {"ranks": (2,), "dtypes": ("float16", "float32"), "offsets": (0.0,), "weights": ("same", "none")}
+    profile = Profile(**claims, min_rows=1, columns_multiple_of=4, max_columns=256, casting_modes=("gemma",))
+    refused = [case for case in profile.cells("smoke") if profile.unclaimed(case)]
+    words = [str(profile.unclaimed(case)).removesuffix(" is not claimed") for case in refused]
+    columns = refused[0].shape[-1]
+    assert sorted(words) == sorted(
+        [
+            *("casting mode llama", "casting mode none", "dtype bfloat16", "dtype float64"),
+            *("offset 0.5", "offset 1", "weight bfloat16", "weight float16", "weight float32"),
+            *("rank 1", "rank 3", "rank 4", "rows 0", f"columns {columns + 1}", "columns 260"),
+        ]
+    )
+    shapes = {len(case.shape): case.shape for case in refused if "rank" in str(profile.unclaimed(case))}
+    assert shapes == {1: (columns,), 3: (2, 2, columns), 4: (1, 2, 2, columns)}
