@@ -37,3 +37,11 @@ def test_a_finding_reads_as_a_sentence() -> None:
     bare = Finding("value", "y", "is off", (1, 2), 1.5, 1.25, "0x3fc0", "0x3fa0", 32, 7.5)
     assert str(bare) == start
     assert str(Finding("run", "dx", "raised E")) == "run: dx: raised E"
+
+
+@pytest.mark.parametrize("got", [np.ones(4, np.float16), np.ones((2, 2), np.float32), np.ones(3, np.float16)])
+def test_of_another_dtype_or_shape_nothing_is_measured(got: np.ndarray) -> None:
+    wanted = np.ones(4, np.float32)
+    bound = Bound(wanted.astype(np.longdouble), {"a": np.ones(4, np.longdouble)}, "float32")
+    assert Comparison("y", got, wanted, bound, "llama", False).measure() is None
+    assert Comparison("y", wanted, wanted, bound, "llama", False).measure() is not None
