@@ -374,3 +374,8 @@ def test_one_cell_asks_for_each_value_that_is_not_claimed() -> None:
     )
     shapes = {len(case.shape): case.shape for case in refused if "rank" in str(profile.unclaimed(case))}
     assert shapes == {1: (columns,), 3: (2, 2, columns), 4: (1, 2, 2, columns)}
+
+
+def test_a_weight_has_a_layout_even_where_no_claimed_one_is_a_weights() -> None:
+    assert Profile(layouts=("transposed", "heads")).axes["w_layout"] == ("contiguous",)
+    assert Profile(layouts=("misaligned", "transposed")).axes["w_layout"] == ("misaligned",)
