@@ -108,7 +108,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "references/cells/cell.py": (_CELLS, _PLANTED),
         "references/cells/levels.py": (_CELLS,),
         "references/cells/pairwise.py": (_CELLS,),
-        "references/judge/comparison.py": (_JOINTS, _VERDICT, _PLANTED, _PATTERNS),
+        "references/judge/comparison.py": (f"{_JUDGE}/judge/test_measure.py", _JOINTS, _VERDICT, _PLANTED, _PATTERNS),
         "references/judge/verdict.py": (f"{_JUDGE}/judge/test_findings.py", _VERDICT, _JOINTS, _PLANTED, _REPEATED),
         "references/candidates/repetition.py": (_REPEATED,),
         "references/candidates/profile.py": (f"{_JUDGE}/candidates/test_profile.py",),

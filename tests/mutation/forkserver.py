@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+IMPORT_LIMIT = 60  # seconds
+
 
 def _import_what_is_slow() -> None:
     import hypothesis  # noqa: F401
@@ -56,7 +58,11 @@ def _child(request: dict[str, Any], scratch: Path) -> None:
     fresh = {"tests"} | {name for name in ("references",) if not (scratch / name).is_symlink()}  # a fault may lie there
     for name in [name for name in sys.modules if name.partition(".")[0] in fresh]:
         del sys.modules[name]
-    importlib.import_module(request["task"]).judge(result=scratch / "outcome.json", **request["about"])
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(IMPORT_LIMIT)  # an endless loop on import, where no stage has a limit yet: the alarm ends the child
+    task = importlib.import_module(request["task"])
+    signal.alarm(0)
+    task.judge(result=scratch / "outcome.json", **request["about"])
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:

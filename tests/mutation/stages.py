@@ -221,8 +221,9 @@ def judge(noticed_by: str, then: list[str] | None, device: str, result: Path, de
         from references.candidates import interpreter
 
         interpreter.install()
-        for module in MODULES:
-            importlib.import_module(module)
+        with limited(PATIENCE):
+            for module in MODULES:
+                importlib.import_module(module)
         for name, stage in itertools.islice(stages(noticed_by, then, seed), depth):
             result.with_suffix(".stage").write_text(name)
             try:

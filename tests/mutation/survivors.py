@@ -108,5 +108,28 @@ SURVIVORS: dict[str, Survivor] = {
         "warp_registers = -(-registers * properties.warp_size // 257) * 256",
         "the quotients differ from 257 registers a thread on, and there are 255",
     ),
+    "rounding.module.constant6": Survivor(
+        "NO_ROUNDING = Rounding(np.longdouble(0), np.longdouble(0), np.longdouble(1))",
+        "where nothing is rounded nothing vanishes: below the smallest normal number its floor of 0 decides",
+    ),
+    "tolerances._dw_bound.constant22": Survivor(
+        "rstd = enclosure.rstd(model, x, eps, truth.forward.rstd.reshape(-2, 1), e)",
+        "NumPy takes any one negative size for the one that follows from the others",
+    ),
+    "verdict._in_float32.condition2": Survivor(
+        'single = replace(case, dtype="float32", weight="float32" if not (case.w_dtype == "float64") else case.weight)',
+        "a comparison takes W from the inputs, not from the cell",
+    ),
+    "levels.find.constant1": Survivor(
+        "nearest = difflib.get_close_matches(case_id, by_id, n=2, cutoff=0)", "the first of two is the first of one"
+    ),
+    "pairwise.covering_set.pair.comparison1": Survivor(
+        "return (first, second) if order[first[0]] <= order[second[0]] else (second, first)",
+        "two values of one axis never make a pair",
+    ),
+    "pairwise.covering_set.constant2": Survivor(
+        "gain = {v: (name, v) not in hiding and 2 + sum(p in missing for p in pairs[v]) for v in fitting}",
+        "any number above the 0 of a hiding choice, the same for all others, leaves the order as it is",
+    ),
     "plans.row_stride.constant5": Survivor("expected = 1", "it is set with the first stride and read after it"),
 }

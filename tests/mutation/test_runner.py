@@ -13,7 +13,7 @@ import pytest
 from references.judge.comparison import Finding
 from references.judge.verdict import Verdict
 from tests.mutation import __main__ as command
-from tests.mutation import runner, stages
+from tests.mutation import forkserver, runner, stages
 from tests.mutation.mutant import CELLS, Mutant
 from tests.mutation.runner import Result
 
@@ -219,3 +219,11 @@ def test_a_stage_is_asked_once_and_in_order() -> None:
         *[name for name in stages.EVERYTHING if name != CELLS],
     ]
     assert [name for name, _ in stages.stages("a", ["b"], 0)] == ["a", "b"]
+
+
+def test_a_fault_that_hangs_on_import_ends_and_is_no_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loops.py").write_text("while True:\n    pass\n")
+    monkeypatch.setattr(forkserver, "IMPORT_LIMIT", 1)
+    request = {"scratch": str(tmp_path), "checkout": "", "timeout": 100, "task": "loops", "about": {}}
+    answer = forkserver._serve(request)
+    assert answer["status"] == "broken" and 1 <= answer["seconds"] < 50

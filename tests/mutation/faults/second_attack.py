@@ -84,12 +84,4 @@ MUTANTS = (
         "words that `or` joins must all fit",
         "tests/references/cells/test_selection.py",
     ),
-    Mutant(
-        "V06",
-        "references/judge/habits.py",
-        "EXPLAINED = 0.95",
-        "EXPLAINED = 0.05",
-        "a habit is told of a gradient of which one element in twenty looks like it",
-        "tests/references/judge/test_habits.py",
-    ),
 )

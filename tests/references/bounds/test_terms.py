@@ -177,6 +177,31 @@ def test_dw_is_rounded_where_w_is_narrower_than_the_compute_dtype(w_dtype: Any, 
     assert (found["rounding"][[0, 1, 3]] > 0).all() == (roundoff > 0)
 
 
+EXACT_SUMS = Arithmetic(c_div=0, c_rs=0, column_depth=lambda n: 0)
+
+
+@pytest.mark.parametrize(
+    ("x", "columns", "arithmetic", "judged"),
+    [
+        # squares and mean of one number err by 2u and have to stay below (1 - u) of the largest, 2^128·(1 - u)
+        (2.0**64 * (1 - u), 1, EXACT_SUMS, False),
+        (2.0**64 * (1 - 2 * u), 1, EXACT_SUMS, True),
+        # the sum of four squares is 2^128·(1 - 2u) and errs by 4u
+        (2.0**63 * (1 - u), 4, ARITHMETIC, False),
+        (2.0**63 * (1 - 4 * u), 4, ARITHMETIC, True),
+    ],
+)
+def test_rows_near_the_largest_number_are_judged_where_no_error_carries_them_over(
+    x: float, columns: int, arithmetic: Arithmetic, judged: bool
+) -> None:
+    row = np.full((1, columns), x, np.float32)
+    assert float(row[0, 0]) == x
+    about: dict[str, Any] = {"eps": 0.0, "offset": 0.0, "casting_mode": "llama", "structured": True}
+    bounds = tolerances.forward_bounds(row, None, arithmetic=arithmetic, **about)
+    assert bounds["rstd"].applies.tolist() == [judged]
+    assert bounds["y"].applies.tolist() == [[judged] * columns]
+
+
 MAX = float(np.finfo(np.float32).max)
 
 
@@ -259,3 +284,22 @@ def test_how_far_the_others_may_be() -> None:
         assert ulps(dtype, "llama") == [None] * 4
     with pytest.raises(ValueError, match="no_such"):
         tolerances.exact_rate("y", "float16", "no_such", 10)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "w_dtype", "mode", "with_bits"),
+    [
+        (np.float32, np.float32, "none", set()),  # too many bits may come out
+        (np.float64, np.float64, "none", set()),
+        (np.float32, np.float16, "llama", {"dw"}),
+        (np.float32, np.float64, "llama", set()),
+        (np.float16, np.float32, "llama", {"y", "dx"}),
+        (np.float16, np.float16, "gemma", {"y", "dx", "dw"}),
+        (np.float16, np.float16, "none", {"y", "rstd", "dx", "dw"}),
+    ],
+)
+def test_bits_are_demanded_of_what_is_rounded_to_16(dtype: Any, w_dtype: Any, mode: str, with_bits: set[str]) -> None:
+    x, dy, w = X.astype(dtype), DY.astype(dtype), W.astype(w_dtype)
+    about: dict[str, Any] = {"eps": 0.0, "offset": 0.0, "casting_mode": mode}
+    bounds = tolerances.forward_bounds(x, w, **about) | tolerances.backward_bounds(dy, x, w, **about)
+    assert {tensor for tensor, bound in bounds.items() if bound.enclosure is not None} == with_bits

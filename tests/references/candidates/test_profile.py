@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import tomllib
 from collections.abc import Callable
@@ -329,3 +330,52 @@ def test_the_profile_of_the_guide_is_one() -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     claims = tomllib.loads(block)
     assert Profile().with_claims(claims).columns_multiple_of == claims["columns_multiple_of"]
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most", "beyond"),
+    [
+        ("c_div", 0.0, 4.0, (-0.1, 4.1)),
+        ("c_rs", 0, 4, (-1, 5)),
+        ("min_rows", 0, 10**9, (-1, 0.5, True)),
+        ("max_columns", 1, 10**9, (0, 1.5, False)),
+        ("columns_multiple_of", 1, 10**6, (0, "2", True)),
+        ("column_sums", 1, 10**6, (0, 1.5, "sorted", True)),
+        ("row_sums", 1, 10**6, (0, None)),
+    ],
+)
+def test_a_claim_has_its_limits(name: str, least: float, most: float, beyond: tuple) -> None:
+    for value in (least, most):
+        assert getattr(Profile().with_claims({name: value}), name) == value
+    for value in beyond:
+        with pytest.raises(ProfileError, match=name):
+            Profile().with_claims({name: value})
+
+
+def test_an_offset_is_a_number_within_a_wide_range() -> None:
+    assert Profile().with_claims({"offsets": [-1e300, 0, 1e300]}).offsets == (-1e300, 0.0, 1e300)
+    for value in (-1.1e300, 1.1e300, math.inf, math.nan, True, "1"):
+        with pytest.raises(ProfileError, match="offsets must be a number of at least -1e\\+300 and at most 1e\\+300"):
+            Profile().with_claims({"offsets": [value]})
+
+
+def test_one_cell_asks_for_each_value_that_is_not_claimed() -> None:
+    claims = {"ranks": (2,), "dtypes": ("float16", "float32"), "offsets": (0.0,), "weights": ("same", "none")}
+    profile = Profile(**claims, min_rows=1, columns_multiple_of=4, max_columns=256, casting_modes=("gemma",))
+    refused = [case for case in profile.cells("smoke") if profile.unclaimed(case)]
+    words = [str(profile.unclaimed(case)).removesuffix(" is not claimed") for case in refused]
+    columns = refused[0].shape[-1]
+    assert sorted(words) == sorted(
+        [
+            *("casting mode llama", "casting mode none", "dtype bfloat16", "dtype float64"),
+            *("offset 0.5", "offset 1", "weight bfloat16", "weight float16", "weight float32"),
+            *("rank 1", "rank 3", "rank 4", "rows 0", f"columns {columns + 1}", "columns 260"),
+        ]
+    )
+    shapes = {len(case.shape): case.shape for case in refused if "rank" in str(profile.unclaimed(case))}
+    assert shapes == {1: (columns,), 3: (2, 2, columns), 4: (1, 2, 2, columns)}
+
+
+def test_a_weight_has_a_layout_even_where_no_claimed_one_is_a_weights() -> None:
+    assert Profile(layouts=("transposed", "heads")).axes["w_layout"] == ("contiguous",)
+    assert Profile(layouts=("misaligned", "transposed")).axes["w_layout"] == ("misaligned",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -248,3 +249,27 @@ def test_it_stops_at_the_failure_that_it_is_told_to() -> None:
 
     with pytest.raises(SystemExit, match="no"):
         check_all(Standing(), cases, lambda verdict: None, others=[Standing(breaks)])
+
+
+def test_a_wrong_y_is_told_with_the_mode_that_it_shows() -> None:
+    case = replace(CASE, dtype="bfloat16", shape=(8, 40))
+
+    def of(mode: str) -> Verdict:
+        return check(Standing(lambda case, inputs: right(replace(case, casting_mode=mode), inputs)), case)
+
+    assert of("gemma").computes is None and of("gemma").status == "pass"
+    assert of("llama").computes == "llama" and of("none").computes == "none"
+    zero = check(Standing(lambda case, inputs: replace(right(case, inputs), y=0 * inputs.x)), case)
+    assert zero.status == "fail" and zero.computes is None
+
+
+def test_helpers_end_with_the_process() -> None:
+    daemons: list[bool] = []
+
+    def asked(case: Case, inputs: Inputs) -> Outputs:
+        daemons.append(threading.current_thread().daemon)
+        return right(case, inputs)
+
+    cases = [replace(CASE, seed=seed) for seed in range(40)]
+    check_all(Standing(), cases, lambda verdict: None, others=[Standing(asked)])
+    assert daemons and all(daemons)
