@@ -38,7 +38,7 @@ def program(candidate: Candidate) -> Program:
 
     def forward(x: Any, w: Any, s: Settings) -> Any:
         if isinstance(candidate, Function):
-            return candidate.call(cell(x, w, s), x, w)
+            return candidate.call(cell(x, w, s), {"x": x, "w": w})
         args, keywords = signature.bind(settings(cell(x, w, s)) | {"x": x, "w": w})
         return candidate.target.forward(*args, **keywords)
 

@@ -8,8 +8,11 @@ from typing import Any
 
 NAMES: dict[str, tuple[str, ...]] = {  # what an argument means -> what it may be called, whatever the case
     "x": ("x", "input", "hidden_states"),
+    "r": ("r", "residual"),
     "w": ("w", "weight"),
     "dy": ("dy", "grad_output"),
+    "ds": ("ds",),
+    "s": ("s",),
     "eps": ("eps", "epsilon", "variance_epsilon"),
     "offset": ("offset",),
     "casting_mode": ("casting_mode",),
@@ -36,6 +39,7 @@ class Signature:
         ]
         self._arguments = [(p, MEANING.get(p.name.lower())) for p in named[skip:]]
         self.meanings = {meaning for _, meaning in self._arguments if meaning}
+        self.optional = {meaning for p, meaning in self._arguments if meaning and p.default is not p.empty}
         for p, meaning in self._arguments:
             if meaning is None and p.default is p.empty:
                 raise ValueError(f"its argument {p.name!r} means nothing here")

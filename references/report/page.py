@@ -244,7 +244,7 @@ def _cell(verdict: Verdict) -> str:
 
 
 def _settings(case: Case) -> tuple[str, ...]:
-    layouts = " ".join(LAYOUT_CODES[layout] for layout in (case.x_layout, case.dy_layout, case.w_layout))
+    layouts = " ".join(LAYOUT_CODES[layout] for layout in case.layouts)
     shape = "x".join(map(str, case.shape))
     settings = (case.casting_mode, case.dtype, f"{case.offset:g}", case.weight, shape, case.data, layouts)
     return (*map(str, settings), f"{case.eps:g}", VARIANTS[case.row_mode], "yes" if case.in_place else "no")
