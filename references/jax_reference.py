@@ -1,8 +1,8 @@
 """RMSNorm in jax: the direct formula, differentiated by `jax.vjp`.
 
-Source: specification, sections 3 and 6 (`FusedAdd`). No gradient formula stands here; jax derives them. Everything happens in the
-compute dtype (float64 for float64 input, else float32) on the CPU, under strict dtype promotion, so that no
-conversion happens unseen. A rounding changes the value and not the derivative, which sees the identity.
+Source: specification, sections 3 and 6 (`FusedAdd`). No gradient formula stands here; jax derives them. Everything
+happens in the compute dtype (float64 for float64 input, else float32) on the CPU, under strict dtype promotion, so
+that no conversion happens unseen. A rounding changes the value and not the derivative, which sees the identity.
 """
 
 from __future__ import annotations

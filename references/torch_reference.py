@@ -1,8 +1,8 @@
 """RMSNorm in eager PyTorch, differentiated by autograd.
 
-Source: specification, sections 3 and 6 (`FusedAdd`). No gradient formula stands here; the tape derives them. Everything happens
-in the compute dtype (float64 for float64 input, else float32) on the device of the input. A rounding changes
-the value and not the derivative, which sees the identity.
+Source: specification, sections 3 and 6 (`FusedAdd`). No gradient formula stands here; the tape derives them.
+Everything happens in the compute dtype (float64 for float64 input, else float32) on the device of the input. A
+rounding changes the value and not the derivative, which sees the identity.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def _dx_bound(
     e: np.ndarray,
     ds: np.ndarray | None,
 ) -> Bound:
-    """dX (with ds: dNorm + dS) about the truth; its enclosure about what the rounded RSTD and w (w' as rounded) make of it."""
+    """dX about the truth, with ds added; its enclosure about what the rounded RSTD and w (w' as rounded) make of it."""
     rstd = truth.forward.rstd[..., None]
     growth = (1 + e) ** 3 * (1 + 4 * model.storage.unit)
     terms = _dx_terms(model, dy, x, truth.forward.w_shifted, w - truth.forward.w_shifted, rstd, e)

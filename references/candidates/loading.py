@@ -62,7 +62,8 @@ class Implementation(Protocol):
     """A loaded candidate. `ignored` are the permissions (in_place, row_mode) that it has no argument for.
 
     `takes_mode` says whether it has an argument for the casting mode, `fixed_mode` which one it computes otherwise,
-    `arrays` whose arrays it takes: "torch", "jax" or "numpy"; `residual` whether it runs without one, with one, or both.
+    `arrays` whose arrays it takes: "torch", "jax" or "numpy"; `residual` whether it runs without one, with one, or
+    both ways.
     """
 
     @property

@@ -114,7 +114,7 @@ class Contract:
 
 
 class Arguments:
-    """x, dy, w and with a residual r and ds of a case, in its layouts, as one library's arrays (`views`; w may be None)."""
+    """x, dy, w (or None) and with a residual r and ds, in the case's layouts, as one library's arrays (`views`)."""
 
     def __init__(self, case: Case, inputs: Inputs, library: str, device: str) -> None:
         given = (

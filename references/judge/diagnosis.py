@@ -98,7 +98,8 @@ def _symptoms(verdict: Verdict) -> dict[tuple[str, str], Finding]:
     """What is wrong with a cell, by kind and tensor, without what follows from another of its faults.
 
     Numbers that are wrong in several ways are one fault; where Y's are wrong, so are the gradients'; where RSTD's are,
-    Y's too; where S's and Y's are, Y is of that S; and whatever is wrong the first time is wrong again when it is repeated.
+    Y's too; where S's and Y's are, Y is of that S; and whatever is wrong the first time is wrong again when it is
+    repeated.
     """
     found: dict[tuple[str, str], Finding] = {}
     for finding in sorted(verdict.findings, key=lambda finding: ORDER.index(finding.check)):

@@ -33,10 +33,9 @@ def habit(case: Case, inputs: Inputs, outputs: Outputs, right: Mapping[str, np.n
         got, wanted = getattr(outputs, tensor), right[tensor]
         if emulated is None or got is None or wanted is None or not got.size:
             continue
-        by_bits = words in ROUNDINGS
-        if (got.dtype, got.shape) == (wanted.dtype, wanted.shape):
-            if _share(got, emulated, by_bits) >= EXPLAINED > _share(got, wanted, by_bits):
-                return words, explained
+        by_bits, alike = words in ROUNDINGS, (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+        if alike and _share(got, emulated, by_bits) >= EXPLAINED > _share(got, wanted, by_bits):
+            return words, explained
     return None
 
 
