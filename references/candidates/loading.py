@@ -25,6 +25,7 @@ from references.candidates.memory import Arguments, Contract
 from references.candidates.repetition import Behaviour
 from references.candidates.signatures import MEANING, Signature
 from references.cells.cell import Case, Inputs, make_inputs
+from references.exact.program import backward_results, forward_results, several
 from references.exact.prove import Proof
 
 RESULTS = ("y", "s", "rstd", "dx", "dr", "dw")
@@ -348,7 +349,7 @@ class JaxFunction(Candidate):
             given = {"w": None} | dict(zip(names, leaves, strict=True))
             args, keywords = self.signature.bind(settings(case) | given)
             value = self.target(*args, **keywords)
-            return _several(value)[:2] if case.residual else value
+            return several(value)[:2] if case.residual else value
 
         returned, pull_back = jax.vjp(call, *(arguments.views[name] for name in names))
         early = _outcome(returned, case.residual, jax.Array, "array")
@@ -588,37 +589,13 @@ def _array(value: Any) -> np.ndarray | None:
     return array
 
 
-def forward_results(value: Any, residual: bool) -> dict[str, Any]:
-    """What a forward that may show RSTD returned, by name: y or (y, rstd), with a residual (y, s) or (y, s, rstd)."""
-    if residual:
-        _, *rest = values = _several(value)
-        return {"y": values[0], "s": rest[0], "rstd": rest[1] if rest[1:] else None}
-    y, rstd, *_ = (*value, None) if isinstance(value, tuple | list) else (value, None)
-    return {"y": y, "rstd": rstd}
-
-
-def backward_results(value: Any, residual: bool) -> dict[str, Any]:
-    """What a backward returned, by name: dx, (dx, dw), or with a residual (dx, dr, dw); without dr, dx is both."""
-    values = tuple(value) if isinstance(value, tuple | list) else (value,)
-    if residual:
-        dx, *rest = values
-        return {"dx": dx, "dr": rest[0] if len(rest) > 1 else dx, "dw": rest[-1] if rest else None}
-    return {"dx": values[0], "dw": values[1] if values[1:] else None}
-
-
 def _outcome(value: Any, residual: bool, kind: type, word: str) -> dict[str, Any]:
     """Y, and with a residual S, of what was returned. Raises TypeError where it is not arrays of that kind."""
-    found = dict(zip(("y", "s"), _several(value), strict=False)) if residual else {"y": value}
+    found = dict(zip(("y", "s"), several(value), strict=False)) if residual else {"y": value}
     for result in found.values():
         if not isinstance(result, kind):
             raise TypeError(f"a {type(result).__name__} was returned, not {'an' if word[0] == 'a' else 'a'} {word}")
     return found
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, tuple | list) or len(value) < 2:
-        raise TypeError(f"a {type(value).__name__} was returned, not Y and S")
-    return tuple(value)
 
 
 def _keep(outputs: Outputs, results: Mapping[str, Any]) -> None:

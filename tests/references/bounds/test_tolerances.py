@@ -304,7 +304,7 @@ def test_a_gradient_rounded_before_the_sum_is_seen_where_the_sum_cancels(dtype, 
     right, _, _ = numpy_reference.FusedAdd.backward(dy, -dx, x, zeros, w, **about)
     bound = tolerances.backward_bounds(dy, x, w, ds=-dx, **about)["dr"]
     assert (bound.ratio(right) <= 1).all() and not bound.misrounded(right).any()
-    assert (bound.ratio(zeros) > 1).mean() > 0.9
+    assert bound.misrounded(zeros).mean() > 0.9
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -312,8 +312,7 @@ def test_the_bits_of_the_stream_are_those_of_one_addition(dtype):
     x, r = (np.random.default_rng(seed).standard_normal((3, 50)).astype(numpy_dtype(dtype)) for seed in (0, 1))
     bound, s = tolerances.stream_bounds(x, r)["s"], numpy_reference.add(x, r)
     assert bound.decided.all() and not bound.misrounded(s).any() and (bound.ratio(s) <= 1).all()
-    for other in (np.nextafter(s, s.dtype.type(np.inf)), x):
-        assert bound.misrounded(other).all()
+    assert bound.misrounded(np.nextafter(s, s.dtype.type(np.inf))).all() and bound.misrounded(x).mean() > 0.9
 
 
 def test_a_sum_may_vanish_where_flushing_is_declared():
