@@ -51,6 +51,7 @@ class Outputs:
     s: np.ndarray | None = None
     dr: np.ndarray | None = None
     absent: tuple[str, ...] = ()  # of dy and ds: what did not arrive, so that zeros stand for it
+    missing: tuple[str, ...] = ()  # of dx, dr, dw: what was needed in a run in part and did not come
     unsupported: str | None = None
     error: str | None = None
     died: str | None = None
@@ -275,20 +276,23 @@ class Function(Candidate):
 
     def _frozen(self, case: Case, inputs: Inputs, outputs: Outputs, frozen: str) -> None:
         arguments = self._arguments(case, inputs)
-        _keep(outputs, _gradients(case, arguments, *self._forward(case, arguments, frozen)))
+        _keep_all(outputs, _gradients(case, arguments, *self._forward(case, arguments, frozen)))
 
     def _arriving(self, case: Case, inputs: Inputs, outputs: Outputs, absent: str) -> None:
         outputs.absent = (absent,)
         arguments = self._arguments(case, inputs)
         leaves, early = self._forward(case, arguments)
         del early[absent[1:]]
-        _keep(outputs, _gradients(case, arguments, leaves, early))
+        gradients = _gradients(case, arguments, leaves, early)
+        if absent == "dy" and gradients.get("dw") is None:  # W is not in the graph of S
+            gradients.pop("dw", None)
+        _keep_all(outputs, gradients)
 
     def _interleaved(self, case: Case, inputs: Inputs, outputs: Outputs) -> None:
         arguments = self._arguments(case, inputs)
         found = self._forward(case, arguments)
         others = self._forward(case, self._arguments(case, replace(inputs, x=3 * inputs.x[::-1])))
-        _keep(outputs, _gradients(case, arguments, *found))
+        _keep_all(outputs, _gradients(case, arguments, *found))
         del others  # alive until here, as in a model with two norms
 
     def call(self, case: Case, given: dict[str, Any]) -> Any:
@@ -602,6 +606,12 @@ def _keep(outputs: Outputs, results: Mapping[str, Any]) -> None:
     """Copies of results, by name."""
     for name, value in results.items():
         setattr(outputs, name, _array(value))
+
+
+def _keep_all(outputs: Outputs, gradients: Mapping[str, Any]) -> None:
+    """Copies of gradients that were all needed."""
+    _keep(outputs, gradients)
+    outputs.missing = tuple(name for name, gradient in gradients.items() if gradient is None)
 
 
 def _observe(arguments: Arguments, outputs: Outputs, early: Mapping[str, Any], late: Mapping[str, Any]) -> None:

@@ -52,19 +52,22 @@ def _emulations(case: Case, inputs: Inputs) -> Iterator[tuple[str, str, tuple[st
     about: dict[str, Any] = {"eps": case.eps, "offset": case.offset, "casting_mode": str(case.casting_mode)}
     assert r is not None and ds is not None
     y_of_x, _ = numpy_reference.forward(x, inputs.w, **about)
-    _, dw_of_x = numpy_reference.backward(inputs.dy, x, inputs.w, **about)
     d_norm, _ = numpy_reference.backward(inputs.dy, s, inputs.w, **about)
     yield "y", "the residual is added after the norm", EVERYTHING, numpy_reference.add(y_of_x, r)
     yield "y", "Y is the norm of X: the residual is left out", EVERYTHING, y_of_x
     yield "y", UNROUNDED, EVERYTHING, _of_the_unrounded_sum(case, inputs)
     yield "s", "S is X: the residual is left out", ("s",), x
     yield "s", "S is R: X is left out", ("s",), r
-    for tensor, title in (("dx", "dX"), ("dr", "dR")):
-        yield tensor, "dS is ignored", ("dx", "dr"), d_norm
-        yield tensor, AFTER_ROUNDING, ("dx", "dr"), numpy_reference.add(d_norm, ds)
-        yield tensor, f"{title} is dS alone: the norm's gradient is left out", (tensor,), ds
-        yield tensor, f"{title} is zero", (tensor,), np.zeros_like(x)
-    yield "dw", "dW is of X, and not of S", ("dw",), dw_of_x
+    for tensor, title, explained in (("dx", "dX", ("dx", "dr")), ("dr", "dR", ("dr",))):
+        yield tensor, "dS is ignored", explained, d_norm
+        yield tensor, AFTER_ROUNDING, explained, numpy_reference.add(d_norm, ds)
+        yield tensor, f"{title} is dS alone: the norm's gradient is left out", explained, ds
+        yield tensor, f"{title} is zero", explained, np.zeros_like(x)
+    if inputs.w is not None:
+        _, rstd = numpy_reference.forward(s, inputs.w, **about)
+        terms = inputs.dy.astype(rstd.dtype) * x.astype(rstd.dtype) * rstd[..., None]
+        dw = terms.reshape(-1, x.shape[-1]).sum(0).astype(inputs.w.dtype)
+        yield "dw", "dW is of X, and not of S", ("dw",), dw
 
 
 def _of_the_unrounded_sum(case: Case, inputs: Inputs) -> np.ndarray | None:

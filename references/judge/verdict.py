@@ -276,6 +276,8 @@ def _partly_findings(case: Case, inputs: Inputs, results: dict[str, Outputs], pr
     for way, outputs in results.items():
         if outputs.error is not None or outputs.died is not None:
             yield Finding("repeat", "y", f"{way} it {f'raised {outputs.error}' if outputs.error else outputs.died}")
+        for tensor in outputs.missing:
+            yield Finding("repeat", tensor, f"{way}: no gradient was returned")
         for comparison in compare(case, inputs, outputs, profile.arithmetic):
             for finding in comparison.findings()[:1]:
                 yield replace(finding, check="repeat", message=f"{way}: {finding.message}")
