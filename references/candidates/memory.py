@@ -191,7 +191,9 @@ class Arguments:
             for argument, storage in self._storage.items()
             if _same_storage(value, storage)
         ]
-        return Contract(tuple(changed), tuple(outside), tuple(shares), self._placed["dy"].dense)
+        # Two results may lie in one argument: dX and dR are one gradient.
+        unique = tuple(dict.fromkeys(changed)), tuple(dict.fromkeys(outside))
+        return Contract(*unique, tuple(shares), self._placed["dy"].dense)
 
 
 def _same_storage(a: Any, b: Any) -> bool:

@@ -73,7 +73,8 @@ class Proof:
             if found is None:
                 lines.append(f"  {label}: no formula that was tried explains it")
             else:
-                words = [word for word in found.named() if word.startswith("dW" if name == "dw" else "dX")]
+                said = (word.replace("dX", "dR") if name == "dr" else word for word in found.named())
+                words = [word for word in said if word.startswith(label)]
                 lines.append(f"  {label}: {', '.join(words) if words else 'as the table has it for this Y'}")
         return lines
 

@@ -63,7 +63,8 @@ def explain_backward(field: Field, problem: Problem, found: Formula, got: dict[s
     explained = {}
     tries = {
         "dx": [
-            replace(found, m=m, projection=projection, dx_parts=parts)
+            replace(found, m=m, projection=projection, dx_parts=parts, ds=ds)
+            for ds in (("added", "after rounding", "left out") if problem.ds is not None else ("added",))
             for projection, parts in ((True, False), (True, True), (False, False))
             for m in (False, True)
         ],

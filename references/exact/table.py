@@ -47,6 +47,7 @@ class Formula:
     products: bool = False  # dY·x̂ rounded before it is summed over rows
     dw_x_hat: bool | None = None  # x̂ rounded in dW; None: as in the forward
     projection: bool = True  # dX has its second term
+    ds: str = "added"  # | "after rounding" of dX | "left out": what arrives at S, with a residual
     dx_parts: bool = False  # dX is the rounded sum of two rounded terms, as where x was widened twice
 
     def named(self) -> tuple[str, ...]:
@@ -68,6 +69,8 @@ class Formula:
             words.append("dX rounds dY·w'")
         if self.dx_parts:
             words.append("dX adds two terms that were rounded before")
+        if self.ds != "added":
+            words.append("dX leaves out dS" if self.ds == "left out" else "dX adds dS after its rounding")
         if not self.projection:
             words.append("dX lacks the term of RSTD's derivative")
         if self.products:
@@ -110,7 +113,8 @@ def backward(field: Field, problem: Problem, formula: Formula) -> dict[str, np.n
     if formula.dx_parts:
         terms = [field.round(term, problem.dtype) for term in terms]
     dx = field.subtract(*terms)
-    if problem.ds is not None:
+    if problem.ds is not None and formula.ds != "left out":
+        dx = field.round(dx, problem.dtype) if formula.ds == "after rounding" else dx
         dx = field.add(dx, _load(field, problem, "ds"))
     results = {"dx": _store(field, dx, problem.dtype, problem)}
     if problem.ds is not None:
