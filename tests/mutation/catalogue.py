@@ -12,6 +12,7 @@ from tests.mutation.faults import (
     kernels_forward,
     launch,
     references,
+    residual,
     split_kernels,
     strangers,
 )
@@ -27,6 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *autograd.MUTANTS,
     *gradients.MUTANTS,
     *references.MUTANTS,
+    *residual.MUTANTS,
     *strangers.MUTANTS,
     *gpu.MUTANTS,
 )

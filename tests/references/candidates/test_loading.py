@@ -451,3 +451,39 @@ def test_a_module_is_called_with_both_by_name(candidate: Callable[..., Any]) -> 
 
     plain = dataclasses.replace(STREAM, offset=0.0, x_layout="transposed", r_layout="row_strided")
     assert check(candidate(Swapped, fixed_mode="gemma"), plain).status == "pass"
+
+
+@pytest.mark.torch
+def test_the_layout_of_r_and_ds_reaches_a_candidate(candidate: Callable[..., Any]) -> None:
+    from tests.references.candidates.strangers.residual import Fused
+
+    seen: dict[str, tuple[int, ...]] = {}
+
+    class Looks(Fused):
+        @classmethod
+        def forward(cls, ctx: Any, x: Any, r: Any, w: Any, eps: float) -> Any:
+            seen["r"] = r.stride()
+            return super().forward(ctx, x, r, w, eps)
+
+        @classmethod
+        def backward(cls, ctx: Any, dy: Any, ds: Any) -> Any:
+            seen["ds"] = ds.stride()
+            return super().backward(ctx, dy, ds)
+
+    plain = dataclasses.replace(STREAM, offset=0.0)
+    for r_layout, ds_layout in itertools.permutations(("contiguous", "transposed", "expanded"), 2):
+        run(candidate(Looks, fixed_mode="gemma"), dataclasses.replace(plain, r_layout=r_layout, ds_layout=ds_layout))
+        values = np.broadcast_to(np.float32(1), STREAM.shape)
+        assert seen == {"r": place(values, r_layout).strides, "ds": place(values, ds_layout).strides}
+
+
+def test_a_pair_without_an_s_is_told_so(candidate: Callable[..., Any]) -> None:
+    from references import numpy_reference
+
+    def forward(x: Any, r: Any, w: Any, eps: float, offset: float, casting_mode: str) -> Any:
+        about = {"eps": eps, "offset": offset, "casting_mode": casting_mode}
+        return numpy_reference.FusedAdd.forward(x, r, w, **about)[0], None
+
+    pair = types.SimpleNamespace(forward=forward, backward=lambda dy, x: (dy, dy[0, 0]))
+    findings = check(candidate(pair, array_library="numpy"), STREAM).findings
+    assert [str(f) for f in findings if f.check == "run"] == ["run: s: nothing was returned"]

@@ -206,7 +206,7 @@ def test_the_world_is_closed_again() -> None:
         ("FusedAddRMSNorm", "equals gemma exactly"),
         ("ds_after_rounding", "dR: dR adds dS after its rounding"),
         ("ds_dropped", "dX: dX leaves out dS"),
-        ("dr_zero", "dR: no formula that was tried explains it"),
+        ("dr_all_0", "dR: no formula that was tried explains it"),
         ("s_is_x", "elements of s are others"),
         ("y_of_the_unrounded_sum", "equals no mode"),
     ],
