@@ -131,7 +131,9 @@ class Candidate:
 
     @property
     def residual(self) -> tuple[bool, ...]:
-        return (False, True) if "r" in self._optional else ("r" in self.meanings,)
+        if "r" not in self.meanings:
+            return (False,)
+        return (False, True) if "r" in self._optional else (True,)
 
     @property
     def _optional(self) -> set[str]:

@@ -134,7 +134,7 @@ FAULTS: list[tuple[str, Fault, str, set[str]]] = [  # name, fault, the tensor an
         "y",
         {"value"},
     ),
-    *((f"eps dropped, seen in {t}", as_if(eps=0.0), t, {"value"}) for t in TENSORS),
+    *((f"eps dropped, seen in {t}", as_if(eps=0.0), t, {"value"}) for t in TENSORS if t not in RESIDUAL),
     *((f"offset ignored, seen in {t}", as_if(offset=0.0), t, {"value"}) for t in ("y", "dx")),
     ("offset hard-coded", as_if(offset=1.0), "y", {"value"}),
     (
