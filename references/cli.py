@@ -28,7 +28,7 @@ from references.candidates.loading import LoadError
 from references.candidates.probing import Probe, probe
 from references.candidates.process import TIME_LIMIT, Isolated
 from references.cells.cell import Case
-from references.cells.levels import LEVELS, find
+from references.cells.levels import COVERING_AXES, LEVELS, RESIDUAL_AXES, draw, find
 from references.cells.selection import select
 from references.exact.prove import SHAPES
 from references.judge.shrinking import shrink as shrink_verdict
@@ -224,9 +224,12 @@ def check(
 
 
 @app.command("cases")
-def list_cases(level: Annotated[Level, typer.Option(help="How many cells.")] = Level.FULL) -> None:
+def list_cases(
+    level: Annotated[Level, typer.Option(help="How many cells.")] = Level.FULL,
+    residual: Annotated[bool, typer.Option("--residual", help="Those of a candidate that takes a residual.")] = False,
+) -> None:
     """List the ids of the cells."""
-    for case in LEVELS[level]:
+    for case in draw(level, COVERING_AXES | RESIDUAL_AXES) if residual else LEVELS[level]:
         print(case.id)
 
 

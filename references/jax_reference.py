@@ -1,8 +1,8 @@
 """RMSNorm in jax: the direct formula, differentiated by `jax.vjp`.
 
-Source: specification, section 3. No gradient formula stands here; jax derives them. Everything happens in the
-compute dtype (float64 for float64 input, else float32) on the CPU, under strict dtype promotion, so that no
-conversion happens unseen. A rounding changes the value and not the derivative, which sees the identity.
+Source: specification, sections 3 and 6 (`FusedAdd`). No gradient formula stands here; jax derives them. Everything
+happens in the compute dtype (float64 for float64 input, else float32) on the CPU, under strict dtype promotion, so
+that no conversion happens unseen. A rounding changes the value and not the derivative, which sees the identity.
 """
 
 from __future__ import annotations
@@ -83,6 +83,69 @@ def backward(
     return dx.astype(x.dtype), None if w is None else dw.astype(w.dtype)
 
 
+class FusedAdd:
+    """The residual stream s = R(x + r) and its norm, differentiated through the addition."""
+
+    @staticmethod
+    @_on_cpu_strictly
+    def forward(
+        x: jax.Array, r: jax.Array, w: jax.Array | None, *, eps: float, offset: float, casting_mode: str
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Y, S and RSTD.
+
+        Args:
+            x, r: (..., H), one shape and one dtype.
+            w, eps, offset, casting_mode: as in `jax_reference.forward`.
+
+        Returns:
+            y, s: (..., H), x's dtype; rstd: (...), float64 for float64 x, else float32.
+
+        Raises:
+            TypeError, ValueError: as in `jax_reference.forward`, or r has another shape or dtype than x.
+        """
+        _check(x, w, eps, casting_mode)
+        _same("r", r, x)
+        wide_x, wide_w = _compute_dtype(x, w)
+        s = _stream(wide_x, r.astype(wide_x.dtype), x.dtype)
+        y, rstd = _rms_norm(s, wide_w, x.dtype, eps, offset, casting_mode)
+        return y.astype(x.dtype), s.astype(x.dtype), rstd
+
+    @staticmethod
+    @_on_cpu_strictly
+    def backward(
+        dy: jax.Array,
+        ds: jax.Array,
+        x: jax.Array,
+        r: jax.Array,
+        w: jax.Array | None,
+        *,
+        eps: float,
+        offset: float,
+        casting_mode: str,
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """dX, dR and dW.
+
+        Args:
+            dy, ds: (..., H), x's shape and dtype: what arrives at Y and at S; zeros where nothing does.
+            x, r, w, eps, offset, casting_mode: as in `forward`.
+
+        Raises:
+            TypeError, ValueError: as in `forward`, or dy or ds has another shape or dtype than x.
+        """
+        _check(x, w, eps, casting_mode)
+        for name, array in (("r", r), ("dy", dy), ("ds", ds)):
+            _same(name, array, x)
+
+        def y_and_s_of(wide_x: jax.Array, wide_r: jax.Array, wide_w: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+            s = _stream(wide_x, wide_r, x.dtype)
+            return _rms_norm(s, wide_w, x.dtype, eps, offset, casting_mode)[0], s
+
+        wide_x, wide_w = _compute_dtype(x, w)
+        (y, s), vjp = jax.vjp(y_and_s_of, wide_x, r.astype(wide_x.dtype), wide_w)
+        dx, dr, dw = vjp((dy.astype(y.dtype), ds.astype(s.dtype)))
+        return dx.astype(x.dtype), dr.astype(x.dtype), None if w is None else dw.astype(w.dtype)
+
+
 def _compute_dtype(x: jax.Array, w: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
     compute = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     return x.astype(compute), None if w is None else w.astype(compute)
@@ -97,13 +160,23 @@ def _with_derivative_of(smooth: jax.Array, value: jax.Array) -> jax.Array:
 _with_derivative_of.defjvp(lambda primals, tangents: (primals[1], tangents[0]))
 
 
+def _to_storage(value: jax.Array, storage: Any) -> jax.Array:
+    """Rounded to a dtype, in the wider one; to the derivative it is the identity."""
+    return _with_derivative_of(value, jax.lax.stop_gradient(value).astype(storage).astype(value.dtype))
+
+
+def _stream(x: jax.Array, r: jax.Array, storage: Any) -> jax.Array:
+    """x + r, both in the compute dtype, rounded to x's own."""
+    return _to_storage(x + r, storage)
+
+
 def _rms_norm(
     x: jax.Array, w: jax.Array | None, storage: Any, eps: float, offset: float, casting_mode: str
 ) -> tuple[jax.Array, jax.Array]:
     """Y before its last rounding, and RSTD, from x and w in the compute dtype; storage is x's own."""
 
     def to_storage(value: jax.Array) -> jax.Array:
-        return _with_derivative_of(value, jax.lax.stop_gradient(value).astype(storage).astype(value.dtype))
+        return _to_storage(value, storage)
 
     def as_is(value: jax.Array) -> jax.Array:
         return value
@@ -125,6 +198,13 @@ def _rms_norm(
         scale = round_all(w + offset if offset else w)  # -0.0 + 0.0 would be +0.0
         y = y * jnp.broadcast_to(scale, y.shape)
     return y, jnp.squeeze(rstd, axis=-1)
+
+
+def _same(name: str, array: jax.Array, x: jax.Array) -> None:
+    if array.shape != x.shape:
+        raise ValueError(f"{name} has shape {array.shape} but x has {x.shape}")
+    if array.dtype != x.dtype:
+        raise TypeError(f"{name} is {array.dtype.name} but x is {x.dtype.name}")
 
 
 def _check(x: jax.Array, w: jax.Array | None, eps: float, casting_mode: str) -> None:

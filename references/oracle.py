@@ -3,6 +3,7 @@
     r = (Σ x²/N + eps)^-1/2     x̂ = x·r     w' = w + offset     y = x̂·w'
     m = dY·w'     dX = r·(m − x·r²·Σ(m·x)/N)     dW = Σ over rows of dY·x̂
 
+With a residual the stream s stands for x, and dX = dR has dS added.
 The casting mode does not appear: modes are rounding, and nothing is rounded here. The derivation is in
 docs/judge/derivation.md. x87 longdouble has 11 bits more than float64 and a range that no square of a float64
 leaves; where
@@ -32,7 +33,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """In longdouble, dx and m = dY·w': (..., H); dw: (H,) or None; dot = Σ m·x: (...); the forward pass."""
+    """In longdouble, dx (dS added) and m = dY·w': (..., H); dw: (H,) or None; dot = Σ m·x: (...); the forward pass."""
 
     dx: np.ndarray
     dw: np.ndarray | None
@@ -63,24 +64,36 @@ def forward(x: np.ndarray, w: np.ndarray | None, *, eps: float, offset: float) -
 
 
 @np.errstate(all="ignore")
-def backward(dy: np.ndarray, x: np.ndarray, w: np.ndarray | None, *, eps: float, offset: float) -> Backward:
-    """The gradients of Σ dy·y without rounding.
+def add(x: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """The residual stream before its rounding: x + r, (..., H). Raises ValueError where the shapes differ."""
+    _same_shape("r", r, x)
+    return x.astype(np.longdouble) + r.astype(np.longdouble)
+
+
+@np.errstate(all="ignore")
+def backward(
+    dy: np.ndarray, x: np.ndarray, w: np.ndarray | None, *, eps: float, offset: float, ds: np.ndarray | None = None
+) -> Backward:
+    """The gradients of Σ dy·y, and with ds of Σ dy·y + Σ ds·x, without rounding.
 
     Args:
         dy: (..., H), x's shape.
-        x, w, eps, offset: as in `forward`.
+        x, w, eps, offset: as in `forward`; with a residual x is the stream, as rounded.
+        ds: (..., H), the gradient that arrives at the stream itself; None: none does.
 
     Raises:
-        ValueError: as in `forward`, or dy has another shape than x.
+        ValueError: as in `forward`, or dy or ds has another shape than x.
     """
     primal = forward(x, w, eps=eps, offset=offset)
-    if dy.shape != x.shape:
-        raise ValueError(f"dy has shape {dy.shape} but x has {x.shape}")
+    _same_shape("dy", dy, x)
     x, dy = x.astype(np.longdouble), dy.astype(np.longdouble)
     rstd = primal.rstd[..., None]
     m = dy * primal.w_shifted
     dot = (m * x).sum(-1)
     dx = rstd * (m - x * rstd**2 * (dot / x.shape[-1])[..., None])
+    if ds is not None:
+        _same_shape("ds", ds, x)
+        dx = dx + ds.astype(np.longdouble)
     dw = None if w is None else (dy * primal.x_hat).reshape(-1, x.shape[-1]).sum(0)
     return Backward(dx=dx, dw=dw, m=m, dot=dot, forward=primal)
 
@@ -101,9 +114,9 @@ def mp_forward(x: np.ndarray, w: np.ndarray | None, *, eps: float, offset: float
 
 
 def mp_backward(
-    dy: np.ndarray, x: np.ndarray, w: np.ndarray | None, *, eps: float, offset: float
+    dy: np.ndarray, x: np.ndarray, w: np.ndarray | None, *, eps: float, offset: float, ds: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """dx and dw by plain loops in 50 digits, rounded to longdouble: for tiny inputs of finite numbers."""
+    """dx (ds added) and dw by plain loops in 50 digits, rounded to longdouble: for tiny inputs of finite numbers."""
     import mpmath
 
     _check(x, w, eps)
@@ -118,7 +131,9 @@ def mp_backward(
             dot = mpmath.fsum(g * b * a for g, b, a in zip(gs, weight, xs, strict=True))
             for j in range(n_cols):
                 # ∂y_k/∂x_j = w'_k (δ_jk r − x_k x_j r³/N), summed over k by hand.
-                dx[*row, j] = _to_longdouble(mpmath, gs[j] * weight[j] * r - xs[j] * r**3 * dot / n_cols)
+                through_s = 0 if ds is None else mpmath.mpf(float(ds[*row, j]))
+                through_y = gs[j] * weight[j] * r - xs[j] * r**3 * dot / n_cols
+                dx[*row, j] = _to_longdouble(mpmath, through_y + through_s)
                 dw[j] += gs[j] * xs[j] * r
         return dx, None if w is None else np.array([_to_longdouble(mpmath, v) for v in dw])
 
@@ -136,6 +151,11 @@ def _mp_row(mpmath: Any, row: np.ndarray, eps: float) -> tuple[list[Any], Any]:
 
 def _to_longdouble(mpmath: Any, value: Any) -> np.longdouble:
     return np.longdouble(mpmath.nstr(value, 25))  # 25 digits determine 64 bits
+
+
+def _same_shape(name: str, array: np.ndarray, x: np.ndarray) -> None:
+    if array.shape != x.shape:
+        raise ValueError(f"{name} has shape {array.shape} but x has {x.shape}")
 
 
 def _check(x: np.ndarray, w: np.ndarray | None, eps: float) -> None:

@@ -1,8 +1,8 @@
 """RMSNorm in eager PyTorch, differentiated by autograd.
 
-Source: specification, section 3. No gradient formula stands here; the tape derives them. Everything happens
-in the compute dtype (float64 for float64 input, else float32) on the device of the input. A rounding changes
-the value and not the derivative, which sees the identity.
+Source: specification, sections 3 and 6 (`FusedAdd`). No gradient formula stands here; the tape derives them.
+Everything happens in the compute dtype (float64 for float64 input, else float32) on the device of the input. A
+rounding changes the value and not the derivative, which sees the identity.
 """
 
 from __future__ import annotations
@@ -67,6 +67,67 @@ def backward(
     return dx.to(x.dtype), None if w is None else dw[0].to(w.dtype)
 
 
+class FusedAdd:
+    """The residual stream s = R(x + r) and its norm; the tape goes through the addition."""
+
+    @staticmethod
+    @torch.no_grad()
+    def forward(
+        x: Tensor, r: Tensor, w: Tensor | None, *, eps: float, offset: float, casting_mode: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Y, S and RSTD.
+
+        Args:
+            x, r: (..., H), one shape and one dtype, on one device.
+            w, eps, offset, casting_mode: as in `torch_reference.forward`.
+
+        Returns:
+            y, s: (..., H), x's dtype; rstd: (...), float64 for float64 x, else float32.
+
+        Raises:
+            TypeError, ValueError: as in `torch_reference.forward`, or r has another shape or dtype than x.
+        """
+        _check(x, w, eps, casting_mode)
+        _same("r", r, x)
+        s = _cast(_widen(x) + _widen(r), x.dtype)
+        y, rstd = _rms_norm(s, None if w is None else w.to(s.dtype), x.dtype, eps, offset, casting_mode)
+        return y.to(x.dtype), s.to(x.dtype), rstd
+
+    @staticmethod
+    def backward(
+        dy: Tensor,
+        ds: Tensor,
+        x: Tensor,
+        r: Tensor,
+        w: Tensor | None,
+        *,
+        eps: float,
+        offset: float,
+        casting_mode: str,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """dX, dR and dW.
+
+        Args:
+            dy, ds: (..., H), x's shape and dtype: what arrives at Y and at S; zeros where nothing does.
+            x, r, w, eps, offset, casting_mode: as in `forward`.
+
+        Raises:
+            TypeError, ValueError: as in `forward`, or dy or ds has another shape or dtype than x.
+        """
+        _check(x, w, eps, casting_mode)
+        for name, tensor in (("r", r), ("dy", dy), ("ds", ds)):
+            _same(name, tensor, x)
+        wide_x, wide_r = (_widen(t).detach().clone().requires_grad_() for t in (x, r))
+        wide_w = None if w is None else w.detach().to(wide_x.dtype).clone().requires_grad_()
+        with torch.enable_grad():
+            s = _cast(wide_x + wide_r, x.dtype)
+            y, _ = _rms_norm(s, wide_w, x.dtype, eps, offset, casting_mode)
+        wanted = (wide_x, wide_r) if wide_w is None else (wide_x, wide_r, wide_w)
+        arriving = [gradient.detach().to(y.dtype) for gradient in (dy, ds)]
+        dx, dr, *dw = torch.autograd.grad((y, s), wanted, arriving)
+        return dx.to(x.dtype), dr.to(x.dtype), None if w is None else dw[0].to(w.dtype)
+
+
 def _widen(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
@@ -83,16 +144,22 @@ class _Unseen(torch.autograd.Function):
         return None, grads[0]
 
 
+def _unseen(value: Tensor, smooth: Tensor) -> Tensor:
+    return _Unseen.apply(value.detach(), smooth)
+
+
+def _cast(value: Tensor, storage: torch.dtype) -> Tensor:
+    """Rounded to a dtype, in the wider one; the tape sees the identity."""
+    return _unseen(value.detach().to(storage).to(value.dtype), value)
+
+
 def _rms_norm(
     x: Tensor, w: Tensor | None, storage: torch.dtype, eps: float, offset: float, casting_mode: str
 ) -> tuple[Tensor, Tensor]:
     """Y before its last rounding, and RSTD, from x and w in the compute dtype; storage is x's own."""
 
-    def unseen(value: Tensor, smooth: Tensor) -> Tensor:
-        return _Unseen.apply(value.detach(), smooth)
-
     def cast(value: Tensor) -> Tensor:
-        return unseen(value.detach().to(storage).to(value.dtype), value)
+        return _cast(value, storage)
 
     everywhere = casting_mode == "none"
     squares = x.square()
@@ -110,7 +177,7 @@ def _rms_norm(
         # The slope of 1/√v is taken where RSTD was rounded to, as the specification's dX takes it.
         there = rounded.square().reciprocal() + (variance - variance.detach())
         there = torch.where(variance.isfinite(), there, variance)
-        rstd = unseen(rounded, there.sqrt().reciprocal())
+        rstd = _unseen(rounded, there.sqrt().reciprocal())
     x_hat = x * rstd
     if everywhere or casting_mode == "llama":
         x_hat = cast(x_hat)
@@ -120,6 +187,13 @@ def _rms_norm(
     if everywhere:
         weight = cast(weight)
     return x_hat * weight, rstd.squeeze(-1)
+
+
+def _same(name: str, tensor: Tensor, x: Tensor) -> None:
+    if tensor.shape != x.shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)} but x has {tuple(x.shape)}")
+    if tensor.dtype != x.dtype:
+        raise TypeError(f"{name} is {tensor.dtype} but x is {x.dtype}")
 
 
 def _check(x: Tensor, w: Tensor | None, eps: float, casting_mode: str) -> None:

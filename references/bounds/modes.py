@@ -39,7 +39,7 @@ def contradictions(case: Case, inputs: Inputs, y: np.ndarray, arithmetic: Arithm
     counts = {}
     for mode in CastingMode:
         bound = tolerances.forward_bounds(
-            inputs.x,
+            inputs.normed,
             inputs.w,
             eps=case.eps,
             offset=case.offset,

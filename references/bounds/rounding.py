@@ -135,6 +135,11 @@ class ErrorModel:
         shifted = w.astype(compute) + compute.type(offset)
         return (self.cast(shifted, self.dtype) if self.points.weight else shifted).astype(np.longdouble)
 
+    def added(self, x: np.ndarray, r: np.ndarray) -> np.ndarray:
+        """The residual stream as specified, bit for bit: one IEEE addition in the compute dtype, rounded to X's."""
+        compute = numpy_dtype(self.compute_dtype)
+        return (x.astype(compute) + r.astype(compute)).astype(numpy_dtype(self.dtype))
+
     def independent(self, errors: np.ndarray, axis: int) -> np.ndarray:
         """The most that errors, each bounded by its entry, add up to: independent ones, or structured."""
         worst = np.abs(errors).sum(axis, keepdims=True)

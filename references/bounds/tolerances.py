@@ -26,6 +26,7 @@ __all__ = [
     "exact_rate",
     "exact_ulps",
     "forward_bounds",
+    "stream_bounds",
 ]
 
 
@@ -38,7 +39,7 @@ def exact_rate(tensor: str, dtype: str, casting_mode: str, size: int) -> float |
     sums cancel the rate has no meaning; `Bound.misrounded` needs no rate and holds everywhere.
 
     Args:
-        tensor: "y", "rstd", "dx" or "dw".
+        tensor: "y", "rstd", "dx", "dr", "dw"; "s" needs no rate, all of its bits being one sum's.
         dtype: the tensor's.
         casting_mode: "llama", "gemma" or "none".
         size: elements compared.
@@ -52,7 +53,7 @@ def exact_rate(tensor: str, dtype: str, casting_mode: str, size: int) -> float |
     """
     allowed_share = {"bfloat16": 1e-3, "float16": 5e-3}.get(dtype)
     mode = CastingMode(casting_mode)
-    if allowed_share is None or tensor == "rstd" or (tensor != "y" and mode is CastingMode.NONE):
+    if allowed_share is None or tensor in ("rstd", "s") or (tensor != "y" and mode is CastingMode.NONE):
         return None
     by_chance = allowed_share / 10 * size
     allowed = max(allowed_share * size, math.floor(by_chance + 4 * math.sqrt(by_chance) + 2))
@@ -71,7 +72,31 @@ def exact_ulps(tensor: str, dtype: str, casting_mode: str) -> int | None:
         return None
     if not ROUNDING_POINTS[CastingMode(casting_mode)].x_hat:
         return 1
-    return {"y": 2, "dx": 1}.get(tensor)
+    return {"y": 2, "dx": 1, "dr": 1}.get(tensor)
+
+
+@np.errstate(all="ignore")
+def stream_bounds(x: np.ndarray, r: np.ndarray, *, arithmetic: Arithmetic = SEQUENTIAL) -> dict[str, Bound]:
+    """The bound of S = R(x + r), in which nothing is free: its bits are those of the addition.
+
+    Args:
+        x, r: (..., H), one shape and dtype.
+        arithmetic: what is known of the candidate's.
+
+    Returns:
+        {"s": (..., H)}
+
+    Raises:
+        ValueError: shapes or dtype do not fit.
+    """
+    model = ErrorModel.create(dtype_name(x), CastingMode.GEMMA, False, arithmetic)
+    truth = oracle.add(x, r)
+    s = model.added(x, r)
+    vanishes = arithmetic.flushes_subnormals & (np.abs(truth) < FLOATS[model.dtype].smallest_normal)
+    bits = np.where(vanishes, np.minimum(s, 0), s), np.where(vanishes, np.maximum(s, 0), s)
+    # Of two roundings the first changes nothing: c holds the sum of two 16-bit numbers, or rounds it innocuously.
+    rounding = model.storage if model.storage.unit else model.compute
+    return {"s": Bound(truth, {"rounding": rounding.of(truth)}, model.dtype, bits)}
 
 
 @np.errstate(all="ignore")  # outside the range of the dtypes infinities and NaN mean: does not apply
@@ -139,25 +164,29 @@ def backward_bounds(
     casting_mode: str,
     structured: bool = False,
     arithmetic: Arithmetic = SEQUENTIAL,
+    ds: np.ndarray | None = None,
 ) -> dict[str, Bound]:
     """The bounds of dX and dW for a backward that uses the RSTD of its own forward.
 
     Args:
         dy: (..., H), x's dtype.
-        x, w, eps, offset, casting_mode, structured, arithmetic: as in `forward_bounds`.
+        x, w, eps, offset, casting_mode, structured, arithmetic: as in `forward_bounds`; with a residual x is S.
+        ds: (..., H), x's dtype: what arrives at S, where there is a residual.
 
     Returns:
-        {"dx": (..., H), "dw": (H,)}, without "dw" where w is None
+        {"dx": (..., H), "dw": (H,)}, without "dw" where w is None; with ds also "dr", which is "dx"
 
     Raises:
         ValueError: shapes, eps, dtype or mode do not fit.
     """
     model = ErrorModel.create(dtype_name(x), casting_mode, structured, arithmetic)
-    truth = oracle.backward(dy, x, w, eps=eps, offset=offset)
+    truth = oracle.backward(dy, x, w, eps=eps, offset=offset, ds=ds)
     x, dy = x.astype(np.longdouble), dy.astype(np.longdouble)
     e = _rstd_error(model, x, eps)
     weight = model.shifted_weight(w, offset, x.shape[-1])
-    bounds = {"dx": _dx_bound(model, dy, x, weight, eps, truth, e)}
+    bounds = {"dx": _dx_bound(model, dy, x, weight, eps, truth, e, ds)}
+    if ds is not None:
+        bounds["dr"] = bounds["dx"]
     if w is not None:
         bounds["dw"] = _dw_bound(model, dy, x, dtype_name(w), eps, truth, e)
     return bounds
@@ -196,19 +225,25 @@ def _dx_bound(
     eps: float,
     truth: oracle.Backward,
     e: np.ndarray,
+    ds: np.ndarray | None,
 ) -> Bound:
-    """dX about the truth; its enclosure about what the rounded RSTD and w (w' as rounded) make of it."""
+    """dX about the truth, with ds added; its enclosure about what the rounded RSTD and w (w' as rounded) make of it."""
     rstd = truth.forward.rstd[..., None]
     growth = (1 + e) ** 3 * (1 + 4 * model.storage.unit)
     terms = _dx_terms(model, dy, x, truth.forward.w_shifted, w - truth.forward.w_shifted, rstd, e)
+    arriving = np.zeros_like(x) if ds is None else ds.astype(np.longdouble)
+    if ds is not None:  # added last, or between the two terms of dNorm
+        terms["sum"] = model.compute.of(truth.dx) + model.compute.unit * np.abs(arriving)
     terms["rounding"] = model.storage.of(truth.dx)
     bits = None
     if model.storage.unit:
         lowest, highest = enclosure.rstd(model, x, eps, rstd, e)
         rstd, e = (lowest + highest) / 2, (highest - lowest) / (highest + lowest)
         m = dy * w
-        dx = rstd * (m - x * rstd**2 * (m * x).mean(-1, keepdims=True))
-        freedom = sum(_dx_terms(model, dy, x, w, np.zeros_like(w), rstd, e).values(), np.zeros_like(x))
+        dx = rstd * (m - x * rstd**2 * (m * x).mean(-1, keepdims=True)) + arriving
+        freedom = sum(
+            _dx_terms(model, dy, x, w, np.zeros_like(w), rstd, e).values(), terms.get("sum", np.zeros_like(x))
+        )
         freedom = freedom * ((1 + e) ** 3 * (1 + 16 * model.compute.unit))
         bits = enclosure.rounded(model, (dx - freedom, dx + freedom), model.dtype)
     may_overflow = np.isfinite(truth.dx) & np.isfinite(e) & np.isinf(terms["range"])

@@ -2,7 +2,7 @@
 
 A candidate is a function of (X, W, eps, offset, casting_mode, in_place, row_mode) or some of these in PyTorch, JAX or
 NumPy, a `torch.nn.Module` or `torch.autograd.Function` class with such arguments, or a module or object with `forward`
-and `backward`.
+and `backward`. One that takes a residual R beside X returns (Y, S).
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from references import arrays
 from references.candidates import repetition
 from references.candidates.memory import Arguments, Contract
 from references.candidates.repetition import Behaviour
-from references.candidates.signatures import Signature
+from references.candidates.signatures import NAMES, Signature
 from references.cells.cell import Case, Inputs, make_inputs
+from references.exact.program import backward_results, forward_results, several
 from references.exact.prove import Proof
 
 WITHOUT_GRADIENTS = "without gradients"  # the one partial run that asks for none
+RESULTS = ("y", "s", "rstd", "dx", "dr", "dw")
 
 
 class LoadError(ValueError):
@@ -40,13 +42,17 @@ class Outputs:
 
     `unsupported` says which setting of the case the candidate's signature cannot express; `error` is the
     exception that it raised; `died` is how its process ended instead of answering. In these cases arrays may be
-    missing. `rstd` is None where it is not exposed.
+    missing. `rstd` is None where it is not exposed, `s` and `dr` without a residual.
     """
 
     y: np.ndarray | None = None
     rstd: np.ndarray | None = None
     dx: np.ndarray | None = None
     dw: np.ndarray | None = None
+    s: np.ndarray | None = None
+    dr: np.ndarray | None = None
+    absent: tuple[str, ...] = ()  # of dy and ds: what did not arrive, so that zeros stand for it
+    missing: tuple[str, ...] = ()  # of dx, dr, dw: what was needed in a run in part and did not come
     unsupported: str | None = None
     error: str | None = None
     died: str | None = None
@@ -59,7 +65,8 @@ class Implementation(Protocol):
     """A loaded candidate. `ignored` are the permissions (in_place, row_mode) that it has no argument for.
 
     `takes_mode` says whether it has an argument for the casting mode, `fixed_mode` which one it computes otherwise,
-    `arrays` whose arrays it takes: "torch", "jax" or "numpy".
+    `arrays` whose arrays it takes: "torch", "jax" or "numpy"; `residual` whether it runs without one, with one, or
+    both ways.
     """
 
     @property
@@ -79,6 +86,9 @@ class Implementation(Protocol):
 
     @property
     def arrays(self) -> str: ...
+
+    @property
+    def residual(self) -> tuple[bool, ...]: ...
 
     def run(self, case: Case, inputs: Inputs) -> Outputs:
         """Forward and backward on `inputs`, laid out as the case says. Exceptions become `error`."""
@@ -120,6 +130,17 @@ class Candidate:
     def takes_mode(self) -> bool:
         return "casting_mode" in self.meanings
 
+    @property
+    def residual(self) -> tuple[bool, ...]:
+        if "r" not in self.meanings:
+            return (False,)
+        return (False, True) if "r" in self._optional else (True,)
+
+    @property
+    def _optional(self) -> set[str]:
+        """Meanings of the arguments that have a default."""
+        return self.signature.optional
+
     def with_mode(self, casting_mode: str) -> Self:
         return replace(self, fixed_mode=casting_mode)
 
@@ -142,7 +163,7 @@ class Candidate:
         def results(case: Case, arguments: Arguments) -> repetition.Results:
             outputs = Outputs()
             self._compute(case, arguments, outputs)
-            return {"y": outputs.y, "rstd": outputs.rstd, "dx": outputs.dx, "dw": outputs.dw}
+            return {name: getattr(outputs, name) for name in RESULTS}
 
         try:
             with np.errstate(all="ignore"):
@@ -175,35 +196,41 @@ class Candidate:
             return "no offset argument"
         if "w" not in self.meanings and case.w_dtype is not None:
             return "no weight argument"
+        if case.residual not in self.residual:
+            return "no residual argument" if case.residual else "needs a residual"
         return None
 
 
 class ForwardBackward(Candidate):
-    """A pair: forward(x, w, …) -> y or (y, rstd), and backward(dy, x, w, …) -> dx or (dx, dw)."""
+    """A pair: forward(x, w, …) -> y or (y, rstd), and backward(dy, x, w, …) -> dx or (dx, dw).
+
+    With a residual forward(x, r, w, …) -> (y, s) or (y, s, rstd), and backward(dy, ds, …) -> (dx, dr, dw), or as
+    without one, dx being dr too.
+    """
 
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
         values = settings(case) | arguments.views
         args, keywords = self.signature.bind(values)
-        y, rstd = _pair(self.target.forward(*args, **keywords))
-        outputs.y, outputs.rstd = _array(y), _array(rstd)
-        args, keywords = Signature(self.target.backward).bind(values | {"rstd": rstd})
-        dx, dw = _pair(self.target.backward(*args, **keywords))
-        outputs.dx, outputs.dw = _array(dx), _array(dw)
-        outputs.contract = arguments.observe({"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {"dx": dx, "dw": dw})
+        early = forward_results(self.target.forward(*args, **keywords), case.residual)
+        _keep(outputs, early)
+        args, keywords = Signature(self.target.backward).bind(values | early)
+        late = backward_results(self.target.backward(*args, **keywords), case.residual)
+        _keep(outputs, late)
+        _observe(arguments, outputs, early, late)
 
 
 class Function(Candidate):
     """A PyTorch callable that autograd differentiates."""
 
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
-        x, w, y = self._forward(case, arguments)
-        rstd = _saved_rstd(y, x, w)
-        outputs.y, outputs.rstd = _array(y), _array(rstd)
-        dx = dw = None
-        if y.shape == x.shape and y.requires_grad:
-            dx, dw = _gradients(case, arguments, x, w, y)
-            outputs.dx, outputs.dw = _array(dx), _array(dw)
-        outputs.contract = arguments.observe({"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {"dx": dx, "dw": dw})
+        leaves, early = self._forward(case, arguments)
+        rstd = _saved_rstd(early["y"], [*leaves.values(), early.get("s")])
+        _keep(outputs, early | {"rstd": rstd})
+        late: dict[str, Any] = {}
+        if early["y"].requires_grad and all(value.shape == leaves["x"].shape for value in early.values()):
+            late = _gradients(case, arguments, leaves, early)
+            _keep(outputs, late)
+        _observe(arguments, outputs, early | {"rstd": rstd}, late)
 
     def partly(self, case: Case, inputs: Inputs) -> dict[str, Outputs]:
         ways: dict[str, Callable[[Outputs], None]] = {
@@ -213,7 +240,15 @@ class Function(Candidate):
             "with another forward before its backward": lambda found: self._interleaved(case, inputs, found),
         }
         if case.w_dtype is None:
-            del ways["with X frozen"], ways["with W frozen"]
+            del ways["with W frozen"]
+        if case.residual:
+            ways |= {
+                "with R frozen": lambda found: self._frozen(case, inputs, found, "r"),
+                "with no gradient at S": lambda found: self._arriving(case, inputs, found, "ds"),
+                "with no gradient at Y": lambda found: self._arriving(case, inputs, found, "dy"),
+            }
+        elif case.w_dtype is None:
+            del ways["with X frozen"]
         results = {}
         for name, compute in ways.items():
             results[name] = Outputs()
@@ -224,65 +259,82 @@ class Function(Candidate):
                 results[name].error = f"{type(error).__name__}: {error}"
         return results
 
-    def _forward(self, case: Case, arguments: Arguments, frozen: str = "") -> tuple[Any, Any, Any]:
-        """X and W as they were handed over, and Y; what `frozen` names needs no gradient."""
+    def _forward(self, case: Case, arguments: Arguments, frozen: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+        """X, R and W as they were handed over, then Y and S; what `frozen` names needs no gradient."""
         import torch
 
-        x, w = arguments.views["x"], arguments.views["w"]
-        x.requires_grad_("x" not in frozen)
-        if w is not None:  # a parameter keeps storage and strides, and modules accept nothing else
-            w = torch.nn.Parameter(w, requires_grad="w" not in frozen)
-        y = self.call(case, x, w)
-        if not isinstance(y, torch.Tensor):
-            raise TypeError(f"a {type(y).__name__} was returned, not a tensor")
-        return x, w, y
+        leaves = {name: arguments.views[name] for name in ("x", "r", "w") if arguments.views.get(name) is not None}
+        for name in leaves.keys() - {"w"}:
+            leaves[name].requires_grad_(name not in frozen)
+        if "w" in leaves:  # a parameter keeps storage and strides, and modules accept nothing else
+            leaves["w"] = torch.nn.Parameter(leaves["w"], requires_grad="w" not in frozen)
+        returned = self.call(case, {"w": None} | leaves)
+        return leaves, _outcome(returned, case.residual, torch.Tensor, "tensor")
 
     def _without_gradients(self, case: Case, inputs: Inputs, outputs: Outputs) -> None:
         import torch
 
         with torch.no_grad():
-            outputs.y = _array(self._forward(case, self._arguments(case, inputs), frozen="xw")[2])
+            _keep(outputs, self._forward(case, self._arguments(case, inputs), frozen="xrw")[1])
 
     def _frozen(self, case: Case, inputs: Inputs, outputs: Outputs, frozen: str) -> None:
         arguments = self._arguments(case, inputs)
-        x, w, y = self._forward(case, arguments, frozen)
-        dx, dw = _gradients(case, arguments, x, w, y)
-        outputs.dx, outputs.dw = _array(dx), _array(dw)
+        _keep_all(outputs, _gradients(case, arguments, *self._forward(case, arguments, frozen)))
+
+    def _arriving(self, case: Case, inputs: Inputs, outputs: Outputs, absent: str) -> None:
+        outputs.absent = (absent,)
+        arguments = self._arguments(case, inputs)
+        leaves, early = self._forward(case, arguments)
+        del early[absent[1:]]
+        gradients = _gradients(case, arguments, leaves, early)
+        if absent == "dy" and gradients.get("dw") is None:  # W is not in the graph of S
+            gradients.pop("dw", None)
+        _keep_all(outputs, gradients)
 
     def _interleaved(self, case: Case, inputs: Inputs, outputs: Outputs) -> None:
         arguments = self._arguments(case, inputs)
-        x, w, y = self._forward(case, arguments)
-        others = self._forward(case, self._arguments(case, Inputs(3 * inputs.x[::-1], inputs.w, inputs.dy)))
-        dx, dw = _gradients(case, arguments, x, w, y)
-        outputs.dx, outputs.dw = _array(dx), _array(dw)
+        found = self._forward(case, arguments)
+        others = self._forward(case, self._arguments(case, replace(inputs, x=3 * inputs.x[::-1])))
+        _keep_all(outputs, _gradients(case, arguments, *found))
         del others  # alive until here, as in a model with two norms
 
-    def call(self, case: Case, x: Any, w: Any) -> Any:
-        args, keywords = self.signature.bind(settings(case) | {"x": x, "w": w})
+    def call(self, case: Case, given: dict[str, Any]) -> Any:
+        """What it returns for `given`: x, w (or None) and, with a residual, r."""
+        args, keywords = self.signature.bind(settings(case) | given)
         return self.target(*args, **keywords)
 
 
 class AutogradFunction(Function):
     """A `torch.autograd.Function` class: `apply` takes positional arguments only."""
 
-    def call(self, case: Case, x: Any, w: Any) -> Any:
-        args, _ = self.signature.bind(settings(case) | {"x": x, "w": w})
+    def call(self, case: Case, given: dict[str, Any]) -> Any:
+        args, _ = self.signature.bind(settings(case) | given)
         return self.target.apply(*args)
 
 
 class Module(Function):
-    """A `torch.nn.Module` class: called with x, its parameter is `weight`, or the only one that it has."""
+    """A `torch.nn.Module` class, called with x, or with x and a residual by name.
+
+    Its parameter is `weight`, or the only one that it has.
+    """
 
     @property
     def meanings(self) -> set[str]:
-        return self.signature.meanings | {"x", "w"}
+        called = _residual_call(self.target)
+        return self.signature.meanings | {"x", "w"} | ({"r"} if called else set())
+
+    @property
+    def _optional(self) -> set[str]:
+        called = _residual_call(self.target)
+        return called.optional if called else set()
 
     def _unsupported(self, case: Case) -> str | None:
         if case.w_dtype is None and "elementwise_affine" not in self.meanings:
             return "no elementwise_affine argument"
         return super()._unsupported(case)
 
-    def call(self, case: Case, x: Any, w: Any) -> Any:
+    def call(self, case: Case, given: dict[str, Any]) -> Any:
+        x, w = given["x"], given["w"]
         about = {"elementwise_affine": w is not None, "device": x.device, "dtype": x.dtype}
         args, keywords = self.signature.bind(settings(case) | about)
         module = self.target(*args, **keywords)
@@ -291,7 +343,11 @@ class Module(Function):
             if "weight" not in names and len(names) != 1:
                 raise TypeError(f"the module must have a parameter 'weight' or a single one, it has {names}")
             setattr(module, "weight" if "weight" in names else names[0], w)
-        return module(x)
+        called = _residual_call(self.target)
+        if called is None:
+            return module(x)
+        args, keywords = called.bind(given)
+        return module(*args, **keywords)
 
 
 class JaxFunction(Candidate):
@@ -300,33 +356,35 @@ class JaxFunction(Candidate):
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
         import jax
 
-        x, dy, w = (arguments.views[name] for name in ("x", "dy", "w"))
+        names = [name for name in ("x", "r", "w") if arguments.views.get(name) is not None]
 
-        def call(x: Any, w: Any = None) -> Any:
-            args, keywords = self.signature.bind(settings(case) | {"x": x, "w": w})
-            return self.target(*args, **keywords)
+        def call(*leaves: Any) -> Any:
+            given = {"w": None} | dict(zip(names, leaves, strict=True))
+            args, keywords = self.signature.bind(settings(case) | given)
+            value = self.target(*args, **keywords)
+            return several(value)[:2] if case.residual else value
 
-        y, pull_back = jax.vjp(call, *([x] if w is None else [x, w]))
-        if not isinstance(y, jax.Array):
-            raise TypeError(f"a {type(y).__name__} was returned, not an array")
-        outputs.y = _array(y)
-        dx = dw = None
-        if y.shape == x.shape:
-            dx, *rest = pull_back(dy.astype(y.dtype))
-            dw = rest[0] if rest else None
-            outputs.dx, outputs.dw = _array(dx), _array(dw)
-        outputs.contract = arguments.observe({"y": (y, outputs.y)}, {"dx": dx, "dw": dw})
+        returned, pull_back = jax.vjp(call, *(arguments.views[name] for name in names))
+        early = _outcome(returned, case.residual, jax.Array, "array")
+        _keep(outputs, early)
+        late: dict[str, Any] = {}
+        if all(value.shape == arguments.views["x"].shape for value in early.values()):
+            arriving = {name: arguments.views[f"d{name}"].astype(value.dtype) for name, value in early.items()}
+            given = tuple(arriving.values()) if case.residual else arriving["y"]
+            late = {f"d{name}": gradient for name, gradient in zip(names, pull_back(given), strict=True)}
+            _keep(outputs, late)
+        _observe(arguments, outputs, early, late)
 
 
 class NumpyFunction(Candidate):
-    """A function of NumPy arrays: forward only. It may return (y, rstd)."""
+    """A function of NumPy arrays: forward only. It may return (y, rstd), with a residual (y, s) or (y, s, rstd)."""
 
     def _compute(self, case: Case, arguments: Arguments, outputs: Outputs) -> None:
         outputs.forward_only = True
         args, keywords = self.signature.bind(settings(case) | arguments.views)
-        y, rstd = _pair(self.target(*args, **keywords))
-        outputs.y, outputs.rstd = _array(y), _array(rstd)
-        outputs.contract = arguments.observe({"y": (y, outputs.y), "rstd": (rstd, outputs.rstd)}, {})
+        early = forward_results(self.target(*args, **keywords), case.residual)
+        _keep(outputs, early)
+        _observe(arguments, outputs, early, {})
 
 
 FUNCTIONS: dict[str, type[Candidate]] = {"torch": Function, "jax": JaxFunction, "numpy": NumpyFunction}
@@ -393,6 +451,7 @@ def _kind(found: Any) -> tuple[type[Candidate], Signature]:
         separate = function.setup_context is not torch.autograd.Function.setup_context
         return AutogradFunction, Signature(function.forward, skip=0 if separate else 1)
     if torch and isinstance(found, type) and issubclass(found, torch.nn.Module):
+        _residual_call(found)
         return Module, Signature(found, first="hidden_size")
     if callable(getattr(found, "forward", None)) and callable(getattr(found, "backward", None)):
         return ForwardBackward, Signature(found.forward)
@@ -454,33 +513,38 @@ def _libraries(names: Mapping[str, Any]) -> set[str]:
 
 def _accepts(function: Callable, signature: Signature, library: str) -> bool:
     """Whether it makes an array of a library's arrays."""
-    case = Case("gemma", 0.0, "float32", "same", False, (2, 8), 1e-6)
+    needed = "r" in signature.meanings - signature.optional
+    case = Case("gemma", 0.0, "float32", "same", False, (2, 8), 1e-6, residual=needed)
     try:
         views = Arguments(case, make_inputs(case), library, "cpu").views
         args, keywords = signature.bind(settings(case) | views)
-        y, _ = _pair(function(*args, **keywords))
+        y = forward_results(function(*args, **keywords), needed)["y"]
     except Exception:
         return False
     return type(y).__module__.partition(".")[0] in (library, "jaxlib" if library == "jax" else library)
 
 
-def _gradients(case: Case, arguments: Arguments, x: Any, w: Any, y: Any) -> tuple[Any, Any]:
-    """dX and dW, None for what needs no gradient.
+def _gradients(case: Case, arguments: Arguments, leaves: Mapping[str, Any], early: Mapping[str, Any]) -> dict[str, Any]:
+    """dX, dR and dW of what `early` holds of Y and S; nothing for a leaf that needs no gradient.
 
     With in_place the engine alone holds dY, which comes from the backward of an operation after the candidate's: only
-    then may dX be written over it. Otherwise dY is the caller's.
+    then may dX be written over it. Otherwise dY is the caller's; dS always is.
     """
     import torch
 
-    leaves = {name: leaf for name, leaf in (("x", x), ("w", w)) if leaf is not None and leaf.requires_grad}
-    # In another dtype than y's, autograd would refuse dY before the candidate's backward saw it.
-    if case.in_place:
-        y, dy = _after(y, lambda: arguments.lend("dy").to(y.dtype)), None
-    else:
-        dy = arguments.views["dy"].to(y.dtype)
-    found = torch.autograd.grad(y, list(leaves.values()), dy, allow_unused=True)
-    gradients = dict(zip(leaves, found, strict=True))
-    return gradients.get("x"), gradients.get("w")
+    needing = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    # In another dtype than the result's, autograd would refuse what arrives before the candidate's backward saw it.
+    results = {
+        name: (value, arguments.views[f"d{name}"].to(value.dtype))
+        for name, value in early.items()
+        if value.requires_grad
+    }
+    if case.in_place and "y" in early:
+        y = early["y"]
+        results["y"] = _after(y, lambda: arguments.lend("dy").to(y.dtype)), None
+    values, arriving = zip(*results.values(), strict=True)
+    found = torch.autograd.grad(values, list(needing.values()), arriving, allow_unused=True)
+    return {f"d{name}": gradient for name, gradient in zip(needing, found, strict=True)}
 
 
 def _after(y: Any, make_dy: Callable[[], Any]) -> Any:
@@ -499,17 +563,20 @@ def _after(y: Any, make_dy: Callable[[], Any]) -> Any:
     return After.apply(y)
 
 
-def _saved_rstd(y: Any, x: Any, w: Any) -> Any:
-    """The tensor saved for the backward that can only be RSTD: one value a row, neither x nor w; or None.
+def _saved_rstd(y: Any, known: Sequence[Any]) -> Any:
+    """The tensor saved for the backward that can only be RSTD: one value a row, and none of those known; or None.
+
+    The first of those known is X; missing ones may be None.
 
     The last one in the compute dtype is preferred (X, W, RSTD is the usual order); one of another dtype is
     returned too, because that is a deviation to report.
     """
     import torch
 
+    x = known[0]
     rows = x.shape[:-1]
     shapes = {tuple(rows), (rows.numel(),), (*rows, 1), (rows.numel(), 1)}
-    given = [tensor.detach().reshape(-1) for tensor in (x, w) if tensor is not None]
+    given = [tensor.detach().reshape(-1) for tensor in known if tensor is not None]
 
     def is_given(tensor: Any) -> bool:
         flat = tensor.reshape(-1)
@@ -535,8 +602,37 @@ def _array(value: Any) -> np.ndarray | None:
     return array
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
-    return (value[0], value[1]) if isinstance(value, tuple | list) else (value, None)
+def _outcome(value: Any, residual: bool, kind: type, word: str) -> dict[str, Any]:
+    """Y, and with a residual S, of what was returned. Raises TypeError where it is not arrays of that kind."""
+    found = dict(zip(("y", "s"), several(value), strict=False)) if residual else {"y": value}
+    for result in found.values():
+        if not isinstance(result, kind):
+            raise TypeError(f"a {type(result).__name__} was returned, not {'an' if word[0] == 'a' else 'a'} {word}")
+    return found
+
+
+def _keep(outputs: Outputs, results: Mapping[str, Any]) -> None:
+    """Copies of results, by name."""
+    for name, value in results.items():
+        setattr(outputs, name, _array(value))
+
+
+def _keep_all(outputs: Outputs, gradients: Mapping[str, Any]) -> None:
+    """Copies of gradients that were all needed."""
+    _keep(outputs, gradients)
+    outputs.missing = tuple(name for name, gradient in gradients.items() if gradient is None)
+
+
+def _observe(arguments: Arguments, outputs: Outputs, early: Mapping[str, Any], late: Mapping[str, Any]) -> None:
+    """What became of the arguments, and of the forward's results since they were copied."""
+    copied = {name: (value, getattr(outputs, name)) for name, value in early.items()}
+    outputs.contract = arguments.observe(copied, late)
+
+
+def _residual_call(module: Any) -> Signature | None:
+    """The arguments of a module's forward, where one of them is a residual. Raises ValueError as `Signature`."""
+    names = map(str.lower, inspect.signature(module.forward).parameters)
+    return Signature(module.forward, skip=1, first="x") if set(NAMES["r"]) & set(names) else None
 
 
 def _sees_gpu() -> bool:

@@ -107,20 +107,22 @@ def _swapped(items: tuple[int, ...], i: int, j: int) -> tuple[int, ...]:
 class Contract:
     """What a run did besides computing."""
 
-    changed: tuple[str, ...]  # of x, w, dy, y, rstd: written to after the caller had them
+    changed: tuple[str, ...]  # of x, r, w, dy, ds, y, s, rstd: written to after the caller had them
     changed_outside: tuple[str, ...]  # arguments with writes to the storage around their view
     shares_storage: tuple[tuple[str, str], ...]  # (result, argument)
     dy_dense: bool
 
 
 class Arguments:
-    """x, dy and w of a case, in its layouts, as one library's arrays (`views`; w may be None)."""
+    """x, dy, w (or None) and with a residual r and ds, in the case's layouts, as one library's arrays (`views`)."""
 
     def __init__(self, case: Case, inputs: Inputs, library: str, device: str) -> None:
         given = (
             ("x", inputs.x, case.x_layout),
             ("dy", inputs.dy, case.dy_layout),
             ("w", inputs.w, case.w_layout),
+            ("r", inputs.r, case.r_layout),
+            ("ds", inputs.ds, case.ds_layout),
         )
         self._library, self._device = library, device
         self._layouts = {name: layout for name, _, layout in given}
@@ -192,7 +194,9 @@ class Arguments:
             for argument, storage in self._storage.items()
             if _same_storage(value, storage)
         ]
-        return Contract(tuple(changed), tuple(outside), tuple(shares), self._placed["dy"].dense)
+        # Two results may lie in one argument: dX and dR are one gradient.
+        unique = tuple(dict.fromkeys(changed)), tuple(dict.fromkeys(outside))
+        return Contract(*unique, tuple(shares), self._placed["dy"].dense)
 
 
 def _same_storage(a: Any, b: Any) -> bool:

@@ -22,7 +22,7 @@ from references.bounds.tolerances import forward_bounds
 from references.candidates.loading import Implementation
 from references.candidates.profile import Profile
 from references.cells.cell import LAYOUT_CODES, Case, in_float32, make_inputs
-from references.cells.levels import COLUMNS, COVERING_AXES, OFFSETS, RANKS, W_LAYOUTS, WEIGHTS
+from references.cells.levels import COLUMNS, COVERING_AXES, OFFSETS, RANKS, RESIDUAL_AXES, W_LAYOUTS, WEIGHTS
 from references.spec import DTYPES, CastingMode
 
 # 128 columns suit every tile; 256 elements of noise tell the modes apart.
@@ -53,7 +53,7 @@ def probe(implementation: Implementation, claims: Mapping[str, Any] = MappingPro
     A candidate without a `casting_mode` argument gets the mode that the claims name, or the one that explains its
     16-bit Y best. Where no run succeeds everything that the signature can express is claimed.
     """
-    given = Profile().with_claims(claims)
+    given = Profile().with_claims({"residual": implementation.residual} | dict(claims))
     found = Probe(implementation, given)
     if not implementation.takes_mode:
         _fix_mode(found, claims)
@@ -65,7 +65,7 @@ def probe(implementation: Implementation, claims: Mapping[str, Any] = MappingPro
         found.notes.update({"everything": "no probe ran, so every setting is claimed"} | errors)
         for axis in ("weights", "offsets"):  # but those without an argument
             if axis not in claims:
-                _infer_axis(found, replace(BASE, casting_mode=found.profile.casting_modes[0]), axis, expressible=True)
+                _infer_axis(found, _base(found, found.profile.casting_modes[0]), axis, expressible=True)
         return found
     if any(_refusal(found.implementation, case) for case in _sweep(found, base)):  # something is refused: what?
         for axis in AXES:
@@ -79,11 +79,16 @@ def probe(implementation: Implementation, claims: Mapping[str, Any] = MappingPro
     return found
 
 
+def _base(found: Probe, mode: str = BASE.casting_mode) -> Case:
+    """The plainest cell in a mode: with a residual where the candidate is not claimed to run without."""
+    return replace(BASE, casting_mode=mode, residual=found.profile.residual[0])
+
+
 def _first_that_runs(found: Probe) -> tuple[Case | None, dict[str, str]]:
     """A plain cell that the candidate computes, or what went wrong in each that was tried."""
     errors: dict[str, str] = {}
     for dtype, mode, weight in itertools.product(found.profile.dtypes, found.profile.casting_modes, ("same", "none")):
-        case = replace(BASE, casting_mode=mode, dtype=dtype, weight=weight)
+        case = replace(_base(found, mode), dtype=dtype, weight=weight)
         outputs = found.implementation.run(case, make_inputs(case))
         if outputs.died is not None:  # each further probe would cost another process, or the whole time limit
             return None, {"everything": f"a probe {outputs.died}, so every setting is claimed"}
@@ -103,13 +108,13 @@ def _computes_in_float32(found: Probe, base: Case) -> bool:
     y = found.implementation.run(case, inputs).y
     if y is None or dtype_name(y) != case.dtype or y.shape != case.shape:
         return False
-    single = in_float32(inputs)
-    wide, narrow = (
-        forward_bounds(i.x, i.w, eps=case.eps, offset=case.offset, casting_mode=case.casting_mode)["y"]
-        for i in (inputs, single)
+    wide, *narrow = (
+        forward_bounds(i.normed, i.w, eps=case.eps, offset=case.offset, casting_mode=case.casting_mode)["y"]
+        for i in (inputs, *in_float32(inputs))
     )
     with np.errstate(all="ignore"):
-        return bool((wide.ratio(y) > 1).any() and (narrow.ratio(y.astype(np.float32)) <= 1).all())
+        fits = any((bound.ratio(y.astype(np.float32)) <= 1).all() for bound in narrow)
+        return bool((wide.ratio(y) > 1).any() and fits)
 
 
 AXES: dict[str, tuple] = {
@@ -136,6 +141,7 @@ def _sweep(found: Probe, base: Case) -> Iterator[Case]:
         "x_layout": profile.layouts,
         "dy_layout": profile.layouts,
         "w_layout": W_LAYOUTS,
+        **(dict.fromkeys(RESIDUAL_AXES, profile.layouts) if base.residual else {}),
     }
     for k in range(max(map(len, axes.values()))):
         settings: dict[str, Any] = {name: values[k % len(values)] for name, values in axes.items()}
@@ -152,7 +158,8 @@ def _variants(base: Case, axis: str, value: Any, dtypes: tuple[str, ...]) -> Ite
             return [replace(base, shape=shapes[value])]
         case "layouts":
             cube = replace(base, shape=shapes[3])
-            laid = [replace(cube, x_layout=value), replace(cube, dy_layout=value)]
+            tensors = ("x_layout", "dy_layout", *RESIDUAL_AXES) if base.residual else ("x_layout", "dy_layout")
+            laid = [replace(cube, **{tensor: value}) for tensor in tensors]
             return laid + [replace(cube, w_layout=value)] * (value in W_LAYOUTS)
         case "weights":  # of another dtype than X, where it names one
             return [replace(base, weight=value, dtype=next((d for d in dtypes if d != value), base.dtype))]
@@ -221,7 +228,7 @@ def _fix_mode(found: Probe, claims: Mapping[str, Any]) -> None:
 def _contradictions(found: Probe, trial: Implementation, dtype: str) -> dict[str, int]:
     """By mode, how many elements of Y on a plain cell it does not explain: with a weight, else without."""
     for weight in ("same", "none"):
-        case = replace(BASE, dtype=dtype, weight=weight)
+        case = replace(_base(found), dtype=dtype, weight=weight)
         inputs = make_inputs(case)
         outputs = trial.run(case, inputs)
         if outputs.died is not None:

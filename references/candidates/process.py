@@ -66,6 +66,7 @@ class Isolated:
         self.takes_mode: bool = about["takes_mode"]
         self.interpreted: bool = about["interpreted"]
         self.arrays: str = about["arrays"]
+        self.residual: tuple[bool, ...] = about["residual"]
 
     def run(self, case: Case, inputs: Inputs) -> Outputs:
         answer = self._child.ask("run", self.fixed_mode, case, inputs, limit=self.time_limit)
@@ -205,7 +206,8 @@ def _serve(connection: Connection) -> None:
         connection.send((False, {"refused": str(error)}))
         return
     about = {"device": candidate.device, "ignored": candidate.ignored, "takes_mode": candidate.takes_mode}
-    connection.send((True, about | {"interpreted": interpreted, "arrays": candidate.arrays}))
+    about |= {"interpreted": interpreted, "arrays": candidate.arrays, "residual": candidate.residual}
+    connection.send((True, about))
     while True:
         try:
             method, mode, case, inputs = connection.recv()

@@ -24,7 +24,17 @@ from references.bounds.rounding import (
     tree_depth,
 )
 from references.cells.cell import LAYOUT_CODES, Case
-from references.cells.levels import COLUMNS, COVERING_AXES, OFFSETS, RANKS, ROWS, W_LAYOUTS, WEIGHTS, draw
+from references.cells.levels import (
+    COLUMNS,
+    COVERING_AXES,
+    OFFSETS,
+    RANKS,
+    RESIDUAL_AXES,
+    ROWS,
+    W_LAYOUTS,
+    WEIGHTS,
+    draw,
+)
 from references.spec import DTYPES, CastingMode
 
 ORDERS: dict[str, Callable[[int], int]] = {"any": sequential_depth, "pairwise": pairwise_depth, "tree": tree_depth}
@@ -36,7 +46,7 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True)
 class Profile:
-    """What is claimed; by default everything, and nothing is known of the arithmetic."""
+    """What is claimed; by default everything but a residual, and nothing is known of the arithmetic."""
 
     dtypes: tuple[str, ...] = DTYPES  # of X
     casting_modes: tuple[str, ...] = tuple(map(str, CastingMode))
@@ -44,7 +54,8 @@ class Profile:
     weights: tuple[str, ...] = (*WEIGHTS, *DTYPES)  # "same" is X's dtype, "none" no weight
     gradients: bool = True  # dX and dW are computed; False for a forward alone, as NumPy functions are
     in_place: tuple[bool, ...] = (True, False)
-    layouts: tuple[str, ...] = tuple(LAYOUT_CODES)  # of X, dY and W
+    layouts: tuple[str, ...] = tuple(LAYOUT_CODES)  # of X, dY and W, R and dS
+    residual: tuple[bool, ...] = (False,)  # Y alone of X; (Y, S) of X and R; or both, where R is optional
     ranks: tuple[int, ...] = tuple(sorted(RANKS))
     min_rows: int = 0
     max_columns: int | None = None  # None: any
@@ -66,7 +77,6 @@ class Profile:
 
     def unclaimed(self, case: Case) -> str | None:
         """The first setting of the case that is not claimed, as words; None where all are."""
-        layouts = (case.x_layout, case.dy_layout, case.w_layout)
         columns = case.shape[-1]
         checks = (
             ("casting mode", str(case.casting_mode), str(case.casting_mode) in self.casting_modes),
@@ -74,7 +84,8 @@ class Profile:
             ("weight", case.weight, case.weight in self.weights),
             ("offset", f"{case.offset:g}", self.offsets is None or case.offset in self.offsets),
             ("in_place", case.in_place, case.in_place in self.in_place),
-            *(("layout", layout, layout in self.layouts) for layout in layouts),
+            ("residual", case.residual, case.residual in self.residual),
+            *(("layout", layout, layout in self.layouts) for layout in case.layouts),
             ("rank", len(case.shape), len(case.shape) in self.ranks),
             ("rows", case.n_rows, case.n_rows >= self.min_rows),
             ("columns", columns, columns <= (self.max_columns or math.inf) and columns % self.columns_multiple_of == 0),
@@ -111,7 +122,11 @@ class Profile:
 
     def cells(self, level: str) -> tuple[Case, ...]:
         """The cells of a level that are claimed, and one for each value of an axis that is not: to be refused."""
-        claimed = draw(level, self.axes)
+        claimed = tuple(
+            case
+            for residual in self.residual
+            for case in draw(level, self.axes | (dict.fromkeys(RESIDUAL_AXES, self.layouts) if residual else {}))
+        )
         plain = min(claimed, key=lambda case: (case.n_rows < 2, not case.plain, math.prod(case.shape)))
         others = (replace(plain, **change) for change in self._unclaimed_changes(plain))
         return (*claimed, *(case for case in others if self.unclaimed(case) is not None))
@@ -120,6 +135,8 @@ class Profile:
         axes = self.axes
         for name in ("casting_mode", "dtype", "weight", "in_place", "x_layout", "dy_layout"):
             yield from ({name: value} for value in COVERING_AXES[name] if value not in axes[name])
+        for name in RESIDUAL_AXES if plain.residual else ():
+            yield from ({name: value} for value in RESIDUAL_AXES[name] if value not in self.layouts)
         if self.offsets is not None and plain.w_dtype is not None:
             yield from ({"offset": value} for value in OFFSETS if value not in self.offsets)
         columns = plain.shape[-1]
@@ -228,6 +245,7 @@ _VALID: dict[str, Check] = {
     "gradients": _flag,
     "in_place": _list_of(_flag),
     "layouts": _list_of(_one_of(tuple(LAYOUT_CODES))),
+    "residual": _list_of(_flag),
     "ranks": _list_of(_one_of(tuple(sorted(RANKS)))),
     "min_rows": _number(0),
     "max_columns": _number(1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from references.candidates.loading import Candidate, ForwardBackward, Function, settings
@@ -30,19 +30,27 @@ def program(candidate: Candidate) -> Program:
     """The candidate's calls, by the meaning of its arguments."""
     signature = candidate.signature
 
-    def cell(x: Any, w: Any, s: Settings) -> Case:
-        offset = s.offset if "offset" in candidate.meanings else 0.0
-        return Case(s.casting_mode, offset, "float32", "none" if w is None else "same", False, tuple(x.shape), s.eps)
+    residual = candidate.residual == (True,)
+    inputs = ("x", "r", "w") if residual else ("x", "w")
+    arriving = ("dy", "ds") if residual else ("dy",)
 
-    def forward(x: Any, w: Any, s: Settings) -> Any:
+    def cell(given: Mapping[str, Any], s: Settings) -> Case:
+        offset, weight = s.offset if "offset" in candidate.meanings else 0.0, "none" if given["w"] is None else "same"
+        shape = tuple(given["x"].shape)
+        return Case(s.casting_mode, offset, "float32", weight, False, shape, s.eps, residual=residual)
+
+    def forward(*called: Any) -> Any:
+        *tensors, s = called
+        given = dict(zip(inputs, tensors, strict=True))
         if isinstance(candidate, Function):
-            return candidate.call(cell(x, w, s), x, w)
-        args, keywords = signature.bind(settings(cell(x, w, s)) | {"x": x, "w": w})
+            return candidate.call(cell(given, s), given)
+        args, keywords = signature.bind(settings(cell(given, s)) | given)
         return candidate.target.forward(*args, **keywords)
 
-    def backward(dy: Any, x: Any, w: Any, rstd: Any, s: Settings) -> Any:
-        values = settings(cell(x, w, s)) | {"x": x, "w": w, "dy": dy, "rstd": rstd}
-        args, keywords = Signature(candidate.target.backward).bind(values)
+    def backward(*called: Any) -> Any:
+        *tensors, s = called
+        given = dict(zip((*arriving, *inputs, "rstd"), tensors, strict=True))
+        args, keywords = Signature(candidate.target.backward).bind(settings(cell(given, s)) | given)
         return candidate.target.backward(*args, **keywords)
 
     return Program(
@@ -54,4 +62,5 @@ def program(candidate: Candidate) -> Program:
         takes_weight="w" in candidate.meanings,
         eps=None if "eps" in candidate.meanings else USUAL_EPS,
         offsets=None if "offset" in candidate.meanings else USUAL_OFFSETS,
+        residual=residual,
     )

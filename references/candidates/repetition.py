@@ -36,8 +36,8 @@ def observe(case: Case, inputs: Inputs, arrange: Callable[..., Arguments], run: 
     """
     arguments = arrange(case, inputs)
     first = run(case, arguments)
-    # Y, dX and dW are odd in X or linear in dY: each one changes wherever it is not zero.
-    arguments.refill(Inputs(-inputs.x, inputs.w, 2 * inputs.dy))
+    # Y, S, dX and dW are odd in X and R, or linear in dY and dS: each one changes wherever it is not zero.
+    arguments.refill(_each(inputs, lambda x: -x, lambda dy: 2 * dy))
     other = run(case, arguments)
     arguments.refill(inputs)
     again = run(case, arguments)
@@ -54,7 +54,7 @@ def _batch_dependent(
     if case.n_rows < 2:
         return None
     alone_case = replace(case, shape=(*(1 for _ in case.shape[:-1]), case.shape[-1]))
-    row = Inputs(_last_row(inputs.x, alone_case.shape), inputs.w, _last_row(inputs.dy, alone_case.shape))
+    row = _each(inputs, *(2 * [lambda values: _last_row(values, alone_case.shape)]))
     alone = run(alone_case, arrange(alone_case, row))
 
     def differs(name: str, value: np.ndarray) -> bool:
@@ -63,7 +63,16 @@ def _batch_dependent(
         fits = value.shape == (case.shape if name != "rstd" else case.shape[:-1])
         return fits and (got is None or got.shape != shape or not _same(_last_row(value, shape), got))
 
-    return _where({name: batch[name] for name in ("y", "rstd", "dx")}, differs)
+    return _where({name: batch.get(name) for name in ("y", "s", "rstd", "dx", "dr")}, differs)
+
+
+Change = Callable[[np.ndarray], np.ndarray]
+
+
+def _each(inputs: Inputs, of_x: Change, of_dy: Change) -> Inputs:
+    """Other inputs: X and R changed in one way, dY and dS in another."""
+    r, ds = (None if v is None else change(v) for v, change in ((inputs.r, of_x), (inputs.ds, of_dy)))
+    return Inputs(of_x(inputs.x), inputs.w, of_dy(inputs.dy), r, ds)
 
 
 def _last_row(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -8,8 +8,11 @@ from typing import Any
 
 NAMES: dict[str, tuple[str, ...]] = {  # what an argument means -> what it may be called, likeliest first, in any case
     "x": ("x", "input", "inputs", "inp", "hidden_states", "hidden"),
+    "r": ("r", "residual"),
     "w": ("w", "weight", "scale", "gamma", "g"),
     "dy": ("dy", "dout", "grad_output", "grad_out", "do"),
+    "ds": ("ds",),
+    "s": ("s",),
     "eps": ("eps", "epsilon", "variance_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_epsilon"),
     "offset": ("offset",),
     "casting_mode": ("casting_mode",),
@@ -53,6 +56,7 @@ class Signature:
             means.setdefault(given[0], first)
         self._arguments = [(p, means.get(p.name.lower())) for p in named[skip:]]
         self.meanings = set(means.values())
+        self.optional = {meaning for p, meaning in self._arguments if meaning and p.default is not p.empty}
         for p, meaning in self._arguments:
             if meaning is None and p.default is p.empty:
                 raise ValueError(f"its argument {p.name!r} means nothing here")

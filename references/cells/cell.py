@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from references import numpy_reference
 from references.arrays import numpy_dtype
 from references.spec import FLOATS, CastingMode
 
@@ -65,10 +67,17 @@ class Case:
     w_layout: str = "contiguous"
     row_mode: bool | None = None
     seed: int = 0
+    residual: bool = False  # Y is the norm of S = R(X + R), and both are returned
+    r_layout: str = "contiguous"
+    ds_layout: str = "contiguous"
 
     @property
     def id(self) -> str:
-        """All axes, in order: gemma-off1-bf16-wf32-inplace-2x4x41-normal-eps1e-06-xc-dyc-wc-auto-s0."""
+        """All axes, in order: gemma-off1-bf16-wf32-inplace-2x4x41-normal-eps1e-06-xc-dyc-wc-auto-s0.
+
+        With a residual the layouts of R and dS stand behind those: …-xc-dyc-wc-rc-dsc-auto-s0.
+        """
+        residual = (f"r{LAYOUT_CODES[self.r_layout]}", f"ds{LAYOUT_CODES[self.ds_layout]}") if self.residual else ()
         parts = (
             str(self.casting_mode),
             f"off{self.offset:g}",
@@ -81,6 +90,7 @@ class Case:
             f"x{LAYOUT_CODES[self.x_layout]}",
             f"dy{LAYOUT_CODES[self.dy_layout]}",
             f"w{LAYOUT_CODES[self.w_layout]}",
+            *residual,
             VARIANTS[self.row_mode],
             f"s{self.seed}",
         )
@@ -96,49 +106,74 @@ class Case:
         return math.prod(self.shape[:-1])
 
     @property
+    def layouts(self) -> tuple[str, ...]:
+        """Of X, dY and W, and with a residual of R and dS."""
+        return (self.x_layout, self.dy_layout, self.w_layout, *((self.r_layout, self.ds_layout) * self.residual))
+
+    @property
     def plain(self) -> bool:
         """True for noise that lies contiguous in memory."""
-        return self.data == "normal" and {self.x_layout, self.dy_layout, self.w_layout} == {"contiguous"}
+        return self.data == "normal" and set(self.layouts) == {"contiguous"}
 
     @property
     def structured(self) -> bool:
         """True where rounding errors repeat instead of averaging out: equal columns or equal rows."""
-        return self.data == "constant_rows" or "expanded" in (self.x_layout, self.dy_layout)
+        return self.data == "constant_rows" or "expanded" in self.layouts
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Logical values. x, dy: (..., H) in the case's dtype; w: (H,) in the weight's dtype, or None."""
+    """Logical values. x, dy: (..., H) in the case's dtype; w: (H,) in the weight's dtype, or None.
+
+    With a residual r and ds, what arrives at S: like x; without one None.
+    """
 
     x: np.ndarray
     w: np.ndarray | None
     dy: np.ndarray
+    r: np.ndarray | None = None
+    ds: np.ndarray | None = None
+
+    @property
+    def normed(self) -> np.ndarray:
+        """What the norm is of: X, with a residual S."""
+        return self.x if self.r is None else numpy_reference.add(self.x, self.r)
 
 
 def make_inputs(case: Case) -> Inputs:
-    """Seeded from `case.id`: the same values on every machine; noise weights, dense random dY."""
+    """Seeded from `case.id`: the same values on every machine; noise weights, dense random dY and dS, R like X."""
     digest = hashlib.sha256(case.id.encode()).digest()
     rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
     x = _x_values(case, rng)
     dy = rng.standard_normal(case.shape)
-    # A stride of 0 shows one row everywhere.
-    if case.x_layout == "expanded":
-        x = _repeat_first_row(x)
-    if case.dy_layout == "expanded":
-        dy = _repeat_first_row(dy)
     w = None
     if case.w_dtype is not None:
         w = rng.standard_normal(case.shape[-1])
         if case.data == "overflowing":
             w = _overflowing(w, min(FLOATS[case.dtype].max, FLOATS[case.w_dtype].max))
         w = w.astype(numpy_dtype(case.w_dtype))
-    return Inputs(x.astype(numpy_dtype(case.dtype)), w, dy.astype(numpy_dtype(case.dtype)))
+
+    def laid(values: np.ndarray, layout: str) -> np.ndarray:
+        shown = _repeat_first_row(values) if layout == "expanded" else values  # a stride of 0 shows one row everywhere
+        return shown.astype(numpy_dtype(case.dtype))
+
+    x, dy = laid(x, case.x_layout), laid(dy, case.dy_layout)
+    if not case.residual:
+        return Inputs(x, w, dy)
+    r, ds = _x_values(case, rng), rng.standard_normal(case.shape)
+    return Inputs(x, w, dy, laid(r, case.r_layout), laid(ds, case.ds_layout))
 
 
-def in_float32(inputs: Inputs) -> Inputs:
-    """The same values rounded to float32, W where it is wider than that."""
+def in_float32(inputs: Inputs) -> Iterator[Inputs]:
+    """The same values rounded to float32, W where it is wider than that.
+
+    With a residual once more, the sum made before it is rounded: in X's place beside zeros.
+    """
     w = inputs.w.astype(np.float32) if inputs.w is not None and inputs.w.dtype == np.float64 else inputs.w
-    return Inputs(inputs.x.astype(np.float32), w, inputs.dy.astype(np.float32))
+    r, ds = (None if values is None else values.astype(np.float32) for values in (inputs.r, inputs.ds))
+    yield Inputs(inputs.x.astype(np.float32), w, inputs.dy.astype(np.float32), r, ds)
+    if r is not None:
+        yield Inputs(inputs.normed.astype(np.float32), w, inputs.dy.astype(np.float32), np.zeros_like(r), ds)
 
 
 def _x_values(case: Case, rng: np.random.Generator) -> np.ndarray:
@@ -178,7 +213,8 @@ def _repeat_first_row(values: np.ndarray) -> np.ndarray:
 _ID = re.compile(
     rf"(?P<casting_mode>{'|'.join(CastingMode)})-off(?P<offset>.+)-(?P<dtype>[a-z0-9]+)-w(?P<weight>[a-z0-9]+)"
     r"-(?P<in_place>inplace|notinplace)-(?P<shape>\d+(x\d+)*)-(?P<data>[a-z_]+)-eps(?P<eps>.+)"
-    r"-x(?P<x_layout>[a-z]+)-dy(?P<dy_layout>[a-z]+)-w(?P<w_layout>[a-z]+)-(?P<row_mode>[a-z]+)-s(?P<seed>\d+)"
+    r"-x(?P<x_layout>[a-z]+)-dy(?P<dy_layout>[a-z]+)-w(?P<w_layout>[a-z]+)"
+    r"(-r(?P<r_layout>[a-z]+)-ds(?P<ds_layout>[a-z]+))?-(?P<row_mode>[a-z]+)-s(?P<seed>\d+)"
 )
 
 
@@ -205,6 +241,9 @@ def from_id(case_id: str) -> Case | None:
             layouts[part["w_layout"]],
             {name: mode for mode, name in VARIANTS.items()}[part["row_mode"]],
             int(part["seed"]),
+            part["r_layout"] is not None,
+            layouts[part["r_layout"] or LAYOUT_CODES["contiguous"]],
+            layouts[part["ds_layout"] or LAYOUT_CODES["contiguous"]],
         )
     except (KeyError, ValueError):
         return None

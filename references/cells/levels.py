@@ -56,6 +56,8 @@ COVERING_AXES: dict[str, tuple] = {
     "eps": EPS,
     "row_mode": (None, True, False),
 }
+# With a residual two more: cells that are drawn from these axes too are cells with one.
+RESIDUAL_AXES: dict[str, tuple] = {"r_layout": tuple(LAYOUT_CODES), "ds_layout": tuple(LAYOUT_CODES)}
 
 # What a smoke cell may be: 17 rows are one more than a block; 4,200 elements take the interpreter part of a second.
 SMALL: dict[str, tuple] = {
@@ -79,7 +81,7 @@ def compatible(one: Choice, other: Choice) -> bool:
 def _fits(first: str, u: Any, second: str, v: Any) -> bool:
     if first == "rank" and second == "rows":
         return u > 1 or v == 1
-    if first == "rank" and second in ("x_layout", "dy_layout"):
+    if first == "rank" and second in ("x_layout", "dy_layout", *RESIDUAL_AXES):
         least = {"row_strided": 2, "transposed": 2, "expanded": 2, "heads": 3}
         return u >= least.get(v, 1)
     if first == "columns" and u > WIDEST_FOR_ALL_ROWS:
@@ -107,7 +109,8 @@ def draw(level: str, axes: Mapping[str, tuple] = COVERING_AXES) -> tuple[Case, .
 
     Args:
         level: "smoke", "matrix" or "full".
-        axes: for each axis of `COVERING_AXES` the values that are claimed, at least one.
+        axes: for each axis of `COVERING_AXES` the values that are claimed, at least one; with those of
+            `RESIDUAL_AXES` every cell has a residual.
     """
     axes = _possible_values(axes)
     matrix = tuple(_matrix(axes))
@@ -154,7 +157,7 @@ def _matrix(axes: Mapping[str, tuple]) -> Iterable[Case]:
             continue
         # Half the cells can see eps: with in_place off it is as large as the mean square.
         eps = 1e-6 if in_place else mean_square("normal", dtype, shape[-1])
-        yield Case(mode, offset, dtype, weight, in_place, shape, eps)
+        yield Case(mode, offset, dtype, weight, in_place, shape, eps, residual=_residual(axes))
 
 
 def _pairs_of(matrix: Iterable[Case], axes: Mapping[str, tuple]) -> Iterable[Case]:
@@ -184,12 +187,18 @@ def _covering(axes: Mapping[str, tuple], fits: Callable[[Choice, Choice], bool])
     for row in covering_set(axes, fits, HIDING):
         columns, rows, rank, eps = (row.pop(name) for name in ("columns", "rows", "rank", "eps"))
         value = mean_square(row["data"], row["dtype"], columns) if eps == "mean_square" else float(eps)
-        yield Case(**row, shape=(*_leading(rows, rank), columns), eps=value)
+        yield Case(**row, shape=(*_leading(rows, rank), columns), eps=value, residual=_residual(axes))
+
+
+def _residual(axes: Mapping[str, tuple]) -> bool:
+    return RESIDUAL_AXES.keys() <= axes.keys()
 
 
 def _zero_rows_without_eps(axes: Mapping[str, tuple]) -> Iterable[Case]:
     """IEEE, not an error: RSTD = +inf and 0 · inf = NaN."""
-    case = Case(CastingMode.LLAMA, 0.0, "float32", "same", False, (2, 17), 0.0, data="zero_rows")
+    case = Case(
+        CastingMode.LLAMA, 0.0, "float32", "same", False, (2, 17), 0.0, data="zero_rows", residual=_residual(axes)
+    )
     if 17 in axes["columns"] and all(getattr(case, name) in axes[name] for name in MATRIX_AXES):
         yield case
 
@@ -200,7 +209,8 @@ def _many_rows(axes: Mapping[str, tuple], rows: int, columns: int, dtypes: Itera
     step = math.gcd(*axes["columns"])
     if 2 in axes["rank"] and columns * step <= max(axes["columns"]):
         for dtype in dtypes:
-            yield Case(mode, offset, dtype, weight, in_place, (rows, columns * step), 1e-6)
+            shape = (rows, columns * step)
+            yield Case(mode, offset, dtype, weight, in_place, shape, 1e-6, residual=_residual(axes))
 
 
 LEVELS: dict[str, tuple[Case, ...]] = {level: draw(level) for level in ("smoke", "matrix", "full")}
@@ -224,5 +234,5 @@ def find(case_id: str) -> Case:
 
 
 def _possible(case: Case) -> bool:
-    layouts = (("x_layout", case.x_layout), ("dy_layout", case.dy_layout))
+    layouts = ((name, getattr(case, name)) for name in ("x_layout", "dy_layout", *RESIDUAL_AXES))
     return case.shape[-1] > 0 and all(_fits("rank", len(case.shape), *layout) for layout in layouts)

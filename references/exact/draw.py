@@ -32,17 +32,21 @@ def draw(
     offset: float,
     formulas: Sequence[Formula],
     seed: int = 0,
+    residual: bool = False,
 ) -> Problem:
-    """A problem of (n_rows, n_cols) in whose rows every formula roots a positive number."""
+    """A problem of (n_rows, n_cols) in whose rows every formula roots a positive number; with a residual r and ds."""
     rng = np.random.default_rng((seed, field.prime, *shape))
     n_rows, n_cols = shape
     w = None if w_dtype is None else patterns(field, rng, (n_cols,), w_dtype)
-    rows = np.empty((0, n_cols), pattern_dtype(dtype))
-    while len(rows) < n_rows:
-        more = patterns(field, rng, (4 * n_rows + 4, n_cols), dtype)
-        trial = Problem(more, None, more, dtype, None, eps, offset)
-        good = np.ones(len(more), bool)
+    rows = np.empty((2 if residual else 1, 0, n_cols), pattern_dtype(dtype))
+    while rows.shape[1] < n_rows:
+        more = patterns(field, rng, (len(rows), 4 * n_rows + 4, n_cols), dtype)
+        x, *r = more
+        trial = Problem(x, None, x, dtype, None, eps, offset, *r)
+        good = np.ones(len(x), bool)
         for formula in formulas:
             good &= field.positive(variance(field, trial, formula))[:, 0]
-        rows = np.concatenate((rows, more[good]))
-    return Problem(rows[:n_rows], w, patterns(field, rng, shape, dtype), dtype, w_dtype, eps, offset)
+        rows = np.concatenate((rows, more[:, good]), axis=1)
+    x, *r = rows[:, :n_rows]
+    dy, *ds = (patterns(field, rng, shape, dtype) for _ in rows)
+    return Problem(x, w, dy, dtype, w_dtype, eps, offset, *r, *ds)

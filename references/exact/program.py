@@ -32,11 +32,14 @@ class Program:
     Args:
         name: for people.
         library: "torch" (Triton kernels included), "jax" or "numpy": whose arrays it takes.
-        forward: (x, w, settings) -> y or (y, rstd); x (n_rows, n_cols), w (n_cols,) or None.
-        backward: (dy, x, w, rstd, settings) -> dx or (dx, dw). None: PyTorch's or JAX's autograd differentiates.
+        forward: (x, w, settings) -> y or (y, rstd); x (n_rows, n_cols), w (n_cols,) or None. With a residual
+            (x, r, w, settings) -> (y, s) or (y, s, rstd).
+        backward: (dy, x, w, rstd, settings) -> dx or (dx, dw). None: PyTorch's or JAX's autograd differentiates. With
+            a residual (dy, ds, x, r, w, rstd, settings) -> (dx, dr, dw), or as without.
         takes_mode, takes_weight: whether settings.casting_mode and w reach it.
         eps, offsets: what it may use, where the settings do not reach it; None where they do.
         n_cols: the only width that it takes, or None.
+        residual: whether it takes one.
     """
 
     name: str
@@ -48,10 +51,11 @@ class Program:
     eps: tuple[float, ...] | None = None
     offsets: tuple[float, ...] | None = None
     n_cols: int | None = None
+    residual: bool = False
 
 
 def run(field: Field, program: Program, problem: Problem, casting_mode: str = "llama") -> dict[str, Result]:
-    """y, dx and, where there are any, rstd and dw.
+    """y, dx and, where there are any, s, rstd, dr and dw.
 
     Raises:
         NotAlgebraic: the program does what the field has no meaning for.
@@ -74,7 +78,7 @@ def run(field: Field, program: Program, problem: Problem, casting_mode: str = "l
 def result_dtypes(problem: Problem) -> dict[str, str]:
     """The dtypes that the results must have."""
     c = compute_dtype(problem.dtype)
-    return {"y": problem.dtype, "rstd": c, "dx": problem.dtype, "dw": str(problem.w_dtype)}
+    return {"rstd": c, "dw": str(problem.w_dtype)} | dict.fromkeys(("y", "s", "dx", "dr"), problem.dtype)
 
 
 def differing(field: Field, problem: Problem, wanted: dict[str, np.ndarray], got: dict[str, Result]) -> dict[str, int]:
@@ -103,8 +107,38 @@ def _refusal(error: BaseException | None) -> NotAlgebraic | None:
     return error
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
-    return (value[0], value[1]) if isinstance(value, tuple | list) else (value, None)
+def forward_results(value: Any, residual: bool) -> dict[str, Any]:
+    """What a forward that may show RSTD returned, by name: y or (y, rstd), with a residual (y, s) or (y, s, rstd).
+
+    Raises:
+        TypeError: there is a residual, and less than y and s came back.
+    """
+    if residual:
+        y, s, *rstd = several(value)
+        return {"y": y, "s": s, "rstd": rstd[0] if rstd else None}
+    y, rstd, *_ = (*value, None) if isinstance(value, tuple | list) else (value, None)
+    return {"y": y, "rstd": rstd}
+
+
+def backward_results(value: Any, residual: bool) -> dict[str, Any]:
+    """What a backward returned, by name: dx, (dx, dw), or with a residual (dx, dr, dw); without dr, dx is both."""
+    dx, *rest = value if isinstance(value, tuple | list) else (value,)
+    dw = rest[-1] if rest else None
+    return {"dx": dx, "dr": rest[0] if len(rest) > 1 else dx, "dw": dw} if residual else {"dx": dx, "dw": dw}
+
+
+def several(value: Any) -> tuple[Any, ...]:
+    """Y, S and what else was returned. Raises TypeError where it is less."""
+    if not isinstance(value, tuple | list) or len(value) < 2:
+        raise TypeError(f"a {type(value).__name__} was returned, not Y and S")
+    return tuple(value)
+
+
+def _given(problem: Problem) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The patterns that a program is called with beside w, and those that arrive at its results."""
+    if problem.r is None or problem.ds is None:
+        return {"x": problem.x}, {"y": problem.dy}
+    return {"x": problem.x, "r": problem.r}, {"y": problem.dy, "s": problem.ds}
 
 
 def _torch(field: Field, program: Program, problem: Problem, settings: Settings) -> dict[str, Result | None]:
@@ -112,27 +146,40 @@ def _torch(field: Field, program: Program, problem: Problem, settings: Settings)
 
     from references.exact import torch_world as world
 
-    x, dy = world.to_tensor(problem.x, problem.dtype), world.to_tensor(problem.dy, problem.dtype)
+    inputs, arriving = (
+        {name: world.to_tensor(patterns, problem.dtype) for name, patterns in given.items()}
+        for given in _given(problem)
+    )
     w = None if problem.w is None else torch.nn.Parameter(world.to_tensor(problem.w, str(problem.w_dtype)))
     with world.world(field):
         if program.backward is None:
-            x.requires_grad_()
-            y, rstd = _pair(program.forward(x, w, settings))
-            if not isinstance(y, torch.Tensor) or y.shape != x.shape:
-                raise TypeError(
-                    f"y is {tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__}, not like x"
+            for tensor in inputs.values():
+                tensor.requires_grad_()
+            early = forward_results(program.forward(*inputs.values(), w, settings), program.residual)
+            for name in arriving:
+                got, x = early[name], inputs["x"]
+                if not isinstance(got, torch.Tensor) or got.shape != x.shape:
+                    shown = tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
+                    raise TypeError(f"{name} is {shown}, not like x")
+            leaves = inputs if w is None else inputs | {"w": w}
+            differentiable = [name for name in arriving if early[name].requires_grad]
+            late: dict[str, Any] = {}
+            if differentiable:
+                values, gradients = (
+                    [early[name] for name in differentiable],
+                    [arriving[name] for name in differentiable],
                 )
-            leaves = [x] if w is None else [x, w]
-            dx, *rest = torch.autograd.grad(y, leaves, dy, allow_unused=True) if y.requires_grad else (None,)
-            dw = rest[0] if rest else None
+                found = torch.autograd.grad(values, list(leaves.values()), gradients, allow_unused=True)
+                late = {f"d{name}": gradient for name, gradient in zip(leaves, found, strict=True)}
         else:
-            y, rstd = _pair(program.forward(x, w, settings))
-            dx, dw = _pair(program.backward(dy, x, w, rstd, settings))
+            early = forward_results(program.forward(*inputs.values(), w, settings), program.residual)
+            called = (*arriving.values(), *inputs.values(), w, early["rstd"], settings)
+            late = backward_results(program.backward(*called), program.residual)
 
     def result(tensor: Any) -> Result | None:
         return None if tensor is None else (world.to_patterns(tensor), dtype_name(tensor))
 
-    return {"y": result(y), "rstd": result(rstd), "dx": result(dx), "dw": result(dw)}
+    return {name: result(tensor) for name, tensor in (early | late).items()}
 
 
 def _jax(field: Field, program: Program, problem: Problem, settings: Settings) -> dict[str, Result | None]:
@@ -140,31 +187,35 @@ def _jax(field: Field, program: Program, problem: Problem, settings: Settings) -
 
     from references.exact import jax_world as world
 
-    x, dy = (problem.x, problem.dtype), (problem.dy, problem.dtype)
+    inputs, arriving = ([(patterns, problem.dtype) for patterns in given.values()] for given in _given(problem))
+    n = len(inputs)
     w = [] if problem.w is None else [(problem.w, str(problem.w_dtype))]
 
-    def forward(x: Any, w: Any = None) -> Any:
-        return program.forward(x, w, settings)
+    def forward(*arguments: Any) -> list[Any]:
+        given = (*arguments[:n], arguments[n] if w else None)
+        found = forward_results(program.forward(*given, settings), program.residual)
+        return [found[name] for name in ("y", "s", "rstd") if found.get(name) is not None]
 
-    y, *rstd = world.call(field, forward, x, *w)
+    early = world.call(field, forward, *inputs, *w)
+    rstd = early[n:]
     if program.backward is None:
 
-        def gradients(dy: Any, *arguments: Any) -> Any:
-            return jax.vjp(lambda *a: _pair(forward(*a))[0], *arguments)[1](dy)
+        def gradients(*arguments: Any) -> Any:
+            return jax.vjp(lambda *a: forward(*a)[:n], *arguments[n:])[1](list(arguments[:n]))
 
-        dx, *dw = world.call(field, gradients, dy, x, *w)
+        late = world.call(field, gradients, *arriving, *inputs, *w)
     else:
         backward = program.backward
 
-        def closed(dy: Any, x: Any, *rest: Any) -> Any:
-            return [
-                g
-                for g in _pair(backward(dy, x, rest[0] if w else None, rest[-1] if rstd else None, settings))
-                if g is not None
-            ]
+        def closed(*arguments: Any) -> list[Any]:
+            called, rest = arguments[: 2 * n], arguments[2 * n :]
+            given = (*called, rest[0] if w else None, rest[-1] if rstd else None, settings)
+            found = backward_results(backward(*given), program.residual)
+            return [found[name] for name in ("dx", "dr", "dw") if found.get(name) is not None]
 
-        dx, *dw = world.call(field, closed, dy, x, *w, *rstd)
-    return {"y": y, "rstd": rstd[0] if rstd else None, "dx": dx, "dw": dw[0] if dw else None}
+        late = world.call(field, closed, *arriving, *inputs, *w, *rstd)
+    names = (*("y", "s")[:n], *("rstd",) * len(rstd), *("dx", "dr")[:n], *("dw",) * (len(late) - n))
+    return dict(zip(names, (*early, *late), strict=True))
 
 
 def _numpy(field: Field, program: Program, problem: Problem, settings: Settings) -> dict[str, Result | None]:
@@ -172,13 +223,17 @@ def _numpy(field: Field, program: Program, problem: Problem, settings: Settings)
 
     if program.backward is None:
         raise ValueError("NumPy differentiates nothing: a backward is needed")
-    x, dy = (world.from_patterns(field, patterns, problem.dtype) for patterns in (problem.x, problem.dy))
+    inputs, arriving = (
+        [world.from_patterns(field, patterns, problem.dtype) for patterns in given.values()]
+        for given in _given(problem)
+    )
     w = None if problem.w is None else world.from_patterns(field, problem.w, str(problem.w_dtype))
     with world.world(field):
-        y, rstd = _pair(program.forward(x, w, settings))
-        dx, dw = _pair(program.backward(dy, x, w, rstd, settings))
+        early = forward_results(program.forward(*inputs, w, settings), program.residual)
+        found = program.backward(*arriving, *inputs, w, early["rstd"], settings)
+        late = backward_results(found, program.residual)
 
     def result(array: Any) -> Result | None:
         return None if array is None else (bits(array.view(np.ndarray)), dtype_name(array.dtype))
 
-    return {"y": result(y), "rstd": result(rstd), "dx": result(dx), "dw": result(dw)}
+    return {name: result(array) for name, array in (early | late).items()}

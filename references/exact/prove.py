@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from references.exact.draw import draw
 from references.exact.field import PRIMES, SCALES, Field, NotAlgebraic
@@ -40,6 +41,7 @@ class Proof:
     formula: Formula | None = None
     gradients: dict[str, Formula] | None = None  # what explains dx and dw
     weighted: bool = True
+    residual: bool = False
     eps: float | None = None
     offset: float | None = None
     missed: float = 1.0  # a formula that differs at every shape; `missed_once`: in one element at one shape alone
@@ -77,12 +79,14 @@ class Proof:
         if self.differs is not None:
             return [f"{about}: Y is {self.described} at one shape; then {self.differs}"]
         lines = [f"{about}: Y is {self.described} at {self.shapes} shapes{sure}"]
-        for name, label in (("dx", "dX"), ("dw", "dW"))[: 1 + self.weighted]:
+        labels = {"dx": "dX", **({"dr": "dR"} if self.residual else {}), **({"dw": "dW"} if self.weighted else {})}
+        for name, label in labels.items():
             found = (self.gradients or {}).get(name)
             if found is None:
                 lines.append(f"  {label}: no formula that was tried explains it")
             else:
-                words = [word.removeprefix(f"{label} ") for word in found.named() if word.startswith(label)]
+                said = (word.replace("dX", "dR") if name == "dr" else word for word in found.named())
+                words = [word.removeprefix(f"{label} ") for word in said if word.startswith(label)]
                 lines.append(f"  {label}: {', '.join(words) if words else 'as the table has it for this Y'}")
         return lines
 
@@ -125,20 +129,19 @@ def prove(
     w_dtype = w_dtype if program.takes_weight else None
     if program.n_cols is not None:
         shapes = sorted({(n_rows, program.n_cols) for n_rows, _ in shapes})
-    proof = Proof(program.name, dtype, len(shapes), weighted=w_dtype is not None)
+    proof = Proof(program.name, dtype, len(shapes), weighted=w_dtype is not None, residual=program.residual)
     try:
         found = _search(program, dtype, w_dtype, casting_mode, shapes, seed)
         if found is None:
             return proof
         problem, forward = found
         field = _field(seed, dtype)
-        small = draw(
-            field, (3, problem.x.shape[1]), dtype, w_dtype, eps=problem.eps, offset=problem.offset, formulas=[forward]
-        )
+        about: dict[str, Any] = {"eps": problem.eps, "offset": problem.offset, "residual": program.residual}
+        small = draw(field, (3, problem.x.shape[1]), dtype, w_dtype, formulas=[forward], **about)
         gradients = explain_backward(field, small, forward, run(field, program, small, casting_mode))
         mode = next((str(mode) for mode in CastingMode if formula(mode) == forward), None)
-        explained = all(gradients.get(name) in (forward, None) for name in ("dx", "dw"))
-        complete = set(gradients) == ({"dx", "dw"} if w_dtype else {"dx"})
+        explained = all(found == forward for found in gradients.values())
+        complete = set(gradients) == {"dx"} | ({"dr"} if program.residual else set()) | ({"dw"} if w_dtype else set())
         differs = _confirm(program, dtype, w_dtype, casting_mode, shapes, seed, problem, forward, gradients)
     except NotAlgebraic as error:
         return replace(proof, refusal=str(error))
@@ -176,7 +179,8 @@ def _search(
     refused: Exception | None = None
     for eps in program.eps or (EPS,):
         for offset in program.offsets or (OFFSET, *USUAL_OFFSETS):
-            problem = draw(field, (SEARCH_ROWS, n_cols), dtype, w_dtype, eps=eps, offset=offset, formulas=[], seed=seed)
+            about: dict[str, Any] = {"eps": eps, "offset": offset, "seed": seed, "residual": program.residual}
+            problem = draw(field, (SEARCH_ROWS, n_cols), dtype, w_dtype, formulas=[], **about)
             try:
                 results = run(field, program, problem, casting_mode)
             except NotAlgebraic:
@@ -208,11 +212,10 @@ def _confirm(
     """The first shape at which the program is not what was found, in words, or None."""
     for number, shape in enumerate(shapes, seed + 1):
         field = _field(number, dtype)
-        trial = draw(
-            field, shape, dtype, w_dtype, eps=problem.eps, offset=problem.offset, formulas=[forward], seed=number
-        )
+        about: dict[str, Any] = {"eps": problem.eps, "offset": problem.offset, "residual": program.residual}
+        trial = draw(field, shape, dtype, w_dtype, formulas=[forward], seed=number, **about)
         got: dict[str, Result] = run(field, program, trial, casting_mode)
-        got = {name: result for name, result in got.items() if name in ("y", "rstd") or name in gradients}
+        got = {name: result for name, result in got.items() if name in ("y", "s", "rstd") or name in gradients}
         wanted = evaluate(field, trial, forward)
         wanted |= {name: evaluate(field, trial, found)[name] for name, found in gradients.items()}
         wrong = differing(field, trial, wanted, got)

@@ -61,11 +61,12 @@ def explain_forward(field: Field, problem: Problem, y: Result) -> Formula | None
 
 
 def explain_backward(field: Field, problem: Problem, found: Formula, got: dict[str, Result]) -> dict[str, Formula]:
-    """For dx and dw, the first formula with the found forward that gives them: rounding of dY·w', of the products …"""
+    """For dx, dr and dw, the first formula with the found forward that gives them: rounding of dY·w', the products …"""
     explained = {}
     tries = {
         "dx": [
-            replace(found, m=m, projection=projection, dx_parts=parts)
+            replace(found, m=m, projection=projection, dx_parts=parts, ds=ds)
+            for ds in (("added", "after rounding", "left out") if problem.ds is not None else ("added",))
             for projection, parts in ((True, False), (True, True), (False, False))
             for m in (False, True)
         ],
@@ -73,8 +74,9 @@ def explain_backward(field: Field, problem: Problem, found: Formula, got: dict[s
             replace(found, products=s, dw_x_hat=h) for s, h in itertools.product((False, True), (None, True, False))
         ],
     }
+    tries["dr"] = tries["dx"]
     for name, candidates in tries.items():
-        if name not in got:
+        if name not in got or (name == "dr" and problem.ds is None):
             continue
         patterns, dtype = got[name]
         for candidate in candidates:

@@ -19,7 +19,10 @@ from references.spec import ROUNDING_POINTS, CastingMode, RoundingPoints, comput
 
 @dataclass(frozen=True)
 class Problem:
-    """Patterns of x, dy (n_rows, n_cols) in `dtype` and of w (n_cols,) in `w_dtype`, or None, and two numbers."""
+    """Patterns of x, dy (n_rows, n_cols) in `dtype` and of w (n_cols,) in `w_dtype`, or None, and two numbers.
+
+    With a residual also of r and ds, like x.
+    """
 
     x: np.ndarray
     w: np.ndarray | None
@@ -28,6 +31,8 @@ class Problem:
     w_dtype: str | None
     eps: float
     offset: float
+    r: np.ndarray | None = None
+    ds: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Formula:
     products: bool = False  # dY·x̂ rounded before it is summed over rows
     dw_x_hat: bool | None = None  # x̂ rounded in dW; None: as in the forward
     projection: bool = True  # dX has its second term
+    ds: str = "added"  # | "after rounding" of dX | "left out": what arrives at S, with a residual
     dx_parts: bool = False  # dX is the rounded sum of two rounded terms, as where x was widened twice
 
     def named(self) -> tuple[str, ...]:
@@ -68,6 +74,8 @@ class Formula:
             words.append("dX rounds dY·w'")
         if self.dx_parts:
             words.append("dX adds two terms that were rounded before")
+        if self.ds != "added":
+            words.append("dX leaves out dS" if self.ds == "left out" else "dX adds dS after its rounding")
         if not self.projection:
             words.append("dX lacks the term of RSTD's derivative")
         if self.products:
@@ -88,16 +96,17 @@ def rounded_points(points: RoundingPoints) -> tuple[str, ...]:
 
 
 def forward(field: Field, problem: Problem, formula: Formula) -> dict[str, np.ndarray]:
-    """Patterns of y (n_rows, n_cols) in x's dtype and rstd (n_rows,) in the compute dtype."""
+    """Patterns of y (n_rows, n_cols), with a residual of s, in x's dtype and rstd (n_rows,) in the compute dtype."""
     y, parts = _forward(field, problem, formula)
-    return {
+    results = {
         "y": _store(field, y, problem.dtype, problem),
         "rstd": field.encode(parts["rstd"][:, 0], compute_dtype(problem.dtype)),
     }
+    return results if problem.r is None else results | {"s": _store(field, parts["x"], problem.dtype, problem)}
 
 
 def backward(field: Field, problem: Problem, formula: Formula) -> dict[str, np.ndarray]:
-    """Patterns of dx, like x, and of dw, like w, unless w is None."""
+    """Patterns of dx, like x, with a residual of dr, which is dx, and of dw, like w, unless w is None."""
     _, parts = _forward(field, problem, formula)
     x, rstd, w, n_cols, dy = parts["x"], parts["rstd"], parts["w"], parts["n_cols"], _load(field, problem, "dy")
     multiply = field.multiply
@@ -108,7 +117,13 @@ def backward(field: Field, problem: Problem, formula: Formula) -> dict[str, np.n
     terms = [multiply(rstd, m), multiply(rstd, through_rstd if formula.projection else np.zeros_like(x))]
     if formula.dx_parts:
         terms = [field.round(term, problem.dtype) for term in terms]
-    results = {"dx": _store(field, field.subtract(*terms), problem.dtype, problem)}
+    dx = field.subtract(*terms)
+    if problem.ds is not None and formula.ds != "left out":
+        dx = field.round(dx, problem.dtype) if formula.ds == "after rounding" else dx
+        dx = field.add(dx, _load(field, problem, "ds"))
+    results = {"dx": _store(field, dx, problem.dtype, problem)}
+    if problem.ds is not None:
+        results["dr"] = results["dx"]
     if problem.w_dtype is not None:
         x_hat = multiply(x, rstd)
         if formula.points.x_hat if formula.dw_x_hat is None else formula.dw_x_hat:
@@ -120,7 +135,7 @@ def backward(field: Field, problem: Problem, formula: Formula) -> dict[str, np.n
 
 
 def evaluate(field: Field, problem: Problem, formula: Formula) -> dict[str, np.ndarray]:
-    """y, rstd, dx and, with a weight, dw."""
+    """y, rstd, dx, with a weight dw, and with a residual s and dr."""
     return forward(field, problem, formula) | backward(field, problem, formula)
 
 
@@ -141,6 +156,8 @@ def _forward(field: Field, problem: Problem, formula: Formula) -> tuple[np.ndarr
         constant = field.constant(numpy_dtype(problem.dtype).type(problem.eps), problem.dtype)
         eps = field.decode(constant, problem.dtype)
     x = _load(field, problem, "x")
+    if problem.r is not None:
+        x = field.round(add(x, _load(field, problem, "r")), problem.dtype)
     n_cols = np.asarray(_width(x.shape[1], formula.width), np.uint64)
     squares = rounded(points.squares, multiply(x, x))
     mean_square = rounded(points.mean_square, field.divide(field.sum(squares, axis=1, keepdims=True), n_cols))

@@ -80,7 +80,7 @@ class Comparison:
     """A candidate's result beside what it should be.
 
     Args:
-        tensor: "y", "rstd", "dx" or "dw".
+        tensor: "y", "s", "rstd", "dx", "dr" or "dw".
         got: the candidate's result.
         wanted: the NumPy reference's, in the specified dtype and shape.
         bound: the oracle's values and the tolerances.
@@ -149,7 +149,7 @@ class Comparison:
         infinite = np.isinf(got) != np.isinf(wanted)
         other_sign = np.isinf(got) & np.isinf(wanted) & (np.signbit(got) != np.signbit(wanted))
         yield "infinity", specified & (infinite | other_sign)
-        if self.tensor == "y":  # a product; the sign of a sum's zero depends on how the sum starts
+        if self.tensor in ("y", "s"):  # a product, one addition; in longer sums a zero's sign depends on the order
             yield "sign of zero", (got == 0) & (wanted == 0) & (np.signbit(got) != np.signbit(wanted))
 
     def _special(self) -> Iterator[Finding]:
@@ -168,10 +168,9 @@ class Comparison:
     def _rounding(self) -> Iterator[Finding]:
         outside = np.isfinite(self.got) & self.bound.misrounded(self.got)
         if outside.any():
-            message = (
-                f"cannot come from the rounding points of {self.casting_mode} "
-                f"in {outside.sum()} of {outside.size} elements"
-            )
+            cannot = f"cannot come from the rounding points of {self.casting_mode}"
+            cannot = "is not the rounded sum of X and R" if self.tensor == "s" else cannot
+            message = f"{cannot} in {outside.sum()} of {outside.size} elements"
             yield self._at(_largest(np.where(outside, self._ulps(), -1)), "rounding", message, outside)
 
     def _exactness(self) -> Iterator[Finding]:

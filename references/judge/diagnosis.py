@@ -23,7 +23,7 @@ FEW = 0.25  # of the cells with wrong numbers: other wrong numbers in so few are
 NEARLY_ALL = 0.75  # of the cells: what right ones among them have in common is chance
 NEARLY = 0.5  # F₁ from which a setting is worth telling
 LARGE_EPS = 0.05  # of the mean square: smaller ones hardly show
-TITLES = {"y": "Y", "rstd": "RSTD", "dx": "dX", "dw": "dW"}
+TITLES = {"y": "Y", "s": "S", "rstd": "RSTD", "dx": "dX", "dr": "dR", "dw": "dW"}
 COMPLAINTS = {  # what a check found, said of a tensor; others speak for themselves
     "value": "leaves its bound",
     "special": "differs in NaN, infinity or the sign of zero",
@@ -121,23 +121,24 @@ def _symptoms(verdict: Verdict) -> dict[tuple[str, str], Finding]:
     """What is wrong with a cell, by kind and tensor, without what follows from another of its faults.
 
     Numbers that are wrong in several ways are one fault; where Y's are wrong, so are the gradients'; where RSTD's are,
-    Y's too; and whatever is wrong the first time is wrong again when it is repeated.
+    Y's too; where S's and Y's are, Y is of that S; and whatever is wrong the first time is wrong again when it is
+    repeated.
     """
     found: dict[tuple[str, str], Finding] = {}
     for finding in sorted(verdict.findings, key=lambda finding: ORDER.index(finding.check)):
         found.setdefault((_kind(finding), finding.tensor), finding)
     if any(kind == "run" for kind, _ in found):
         return {symptom: finding for symptom, finding in found.items() if symptom[0] == "run"}
-    wrong = [tensor for tensor in ("rstd", "y") if ("numbers", tensor) in found]
-    if wrong:
-        cause = "y" if wrong == ["rstd", "y"] else wrong[0]
+    wrong = [tensor for tensor in ("s", "y", "rstd") if ("numbers", tensor) in found]
+    if wrong and wrong != ["s"]:
+        cause = wrong[0]
         found = {s: finding for s, finding in found.items() if s[0] != "numbers" or s[1] == cause}
     if len(found) > sum(kind == "repeat" for kind, _ in found):
         found = {s: finding for s, finding in found.items() if s[0] != "repeat"}
-    if verdict.habit is not None:  # a fault of its own, and the same one in dX and dW
-        found = {s: finding for s, finding in found.items() if s not in (("numbers", "dx"), ("numbers", "dw"))} | {
-            (verdict.habit, "dx"): next(f for f in verdict.findings if f.tensor in ("dx", "dw"))
-        }
+    if verdict.habit is not None:  # a fault of its own, and the same one in all that it explains
+        others = {s: f for s, f in found.items() if s not in [("numbers", tensor) for tensor in verdict.explained]}
+        first = next(f for f in verdict.findings if f.tensor in verdict.explained)
+        found = others | {(verdict.habit, verdict.explained[0]): first}
     return found
 
 
@@ -154,14 +155,15 @@ def _diagnosis(group: Group, judged: Sequence[Verdict]) -> Diagnosis:
     other = Counter(verdict.computes for verdict, _ in group if verdict.computes)
     habits = Counter(verdict.habit for verdict, _ in group if verdict.habit)
     how = finding.pattern if finding.check in COMPLAINTS else None
-    if habits and tensors[0] in ("dx", "dw"):
+    if habits and any(set(tensors) & set(verdict.explained) for verdict, _ in group):
         how = habits.most_common(1)[0][0]
     elif other and other.most_common(1)[0][1] > len(group) / 2:
         how = f"it has the rounding points of {other.most_common(1)[0][0]}"
     elif finding.message == NO_GRADIENT and where == "everywhere":
         how = "a kernel for inference is judged with --forward-only"
     simplest = min((verdict.case for verdict, _ in group), key=_oddness)
-    return Diagnosis(kind, tensors, _complaint(group), where, setting, score, how, cells, len(asked), simplest)
+    complaint = _complaint(group, tensors[0])
+    return Diagnosis(kind, tensors, complaint, where, setting, score, how, cells, len(asked), simplest)
 
 
 def _kind(finding: Finding) -> str:
@@ -173,12 +175,12 @@ def _shows(verdict: Verdict, tensors: Sequence[str]) -> bool:
     return not any(f.check == "run" or f.tensor in (*tensors, "y", "rstd") for f in verdict.findings)
 
 
-def _complaint(group: Sequence[tuple[Verdict, Finding]]) -> str:
+def _complaint(group: Sequence[tuple[Verdict, Finding]], tensor: str) -> str:
     """What is wrong, said of the tensor: values before bits, the commonest message of others."""
     checks = {finding.check for _, finding in group}
     for check, complaint in COMPLAINTS.items():
         if check in checks:
-            return complaint
+            return "is not the rounded sum of X and R" if (check, tensor) == ("rounding", "s") else complaint
     message = Counter(_one_line(finding.message) for _, finding in group).most_common(1)[0][0]
     return f"is not computed ({message})" if "run" in checks else message
 
@@ -190,7 +192,7 @@ def _one_line(message: str) -> str:
 
 def _oddness(case: Case) -> tuple:
     """Least for the simplest cell: plain noise without oddities, few rows, few columns."""
-    layouts = sum(layout != "contiguous" for layout in (case.x_layout, case.dy_layout, case.w_layout))
+    layouts = sum(layout != "contiguous" for layout in case.layouts)
     odd = layouts + (case.offset != 0) + (case.weight != "same") + (case.row_mode is not None) + (case.data != "normal")
     return case.n_rows == 0, odd, case.n_rows, case.shape[-1], case.id
 
@@ -250,6 +252,8 @@ def _dtypes_and_modes(cases: Sequence[Case]) -> Iterator[Setting]:
     yield "in_place is on", lambda case: case.in_place
     yield "in_place is off", lambda case: not case.in_place
     yield from _each(cases, lambda case: str(case.row_mode), "row_mode is {}")
+    yield "there is a residual", lambda case: case.residual
+    yield "there is no residual", lambda case: not case.residual
 
 
 def _memory(cases: Sequence[Case]) -> Iterator[Setting]:
@@ -257,6 +261,8 @@ def _memory(cases: Sequence[Case]) -> Iterator[Setting]:
         "X": lambda case: case.x_layout,
         "dY": lambda case: case.dy_layout,
         "W": lambda case: case.w_layout,
+        "R": lambda case: case.r_layout,  # contiguous where there is none
+        "dS": lambda case: case.ds_layout,
     }
     for tensor, layout in layouts.items():
         yield f"{tensor} is not contiguous", _differs(layout, "contiguous", "misaligned")

@@ -21,8 +21,13 @@ PAGE = "docs/judge/peers.md#what-stands-out"
 
 
 @np.errstate(all="ignore")
-def habit(case: Case, inputs: Inputs, outputs: Outputs) -> str | None:
-    """The habit that explains a cell's wrong dX; None where none is known."""
+def habit(case: Case, inputs: Inputs, outputs: Outputs) -> tuple[str, tuple[str, ...]] | None:
+    """The habit that explains a cell's wrong dX, and the tensors that it explains; None where none is known."""
+    words = _of_dx(case, inputs, outputs)
+    return None if words is None else (words, ("dx", "dw"))
+
+
+def _of_dx(case: Case, inputs: Inputs, outputs: Outputs) -> str | None:
     dx = outputs.dx
     if case.dtype == "float64" or dx is None or not dx.size:
         return None

@@ -17,17 +17,18 @@ from references import numpy_reference
 from references.bounds import modes, tolerances
 from references.bounds.rounding import SEQUENTIAL, Arithmetic
 from references.bounds.tolerances import Bound
-from references.candidates.loading import WITHOUT_GRADIENTS, Implementation, Outputs
+from references.candidates.loading import RESULTS, WITHOUT_GRADIENTS, Implementation, Outputs
 from references.candidates.memory import Contract
 from references.candidates.profile import Profile
 from references.candidates.repetition import Behaviour
 from references.cells.cell import Case, Inputs, in_float32, make_inputs
-from references.judge import habits
+from references.judge import habits, stream_habits
 from references.judge.comparison import Comparison, Finding, Measure
 
 MANY_ROWS = 64  # such a cell takes long to repeat in an interpreter
-TENSORS = ("y", "rstd", "dx", "dw")
-EVERYTHING = Profile()
+TENSORS = RESULTS  # in the order in which they are judged and told
+RESIDUAL = ("s", "dr")  # those that only a residual brings
+EVERYTHING = Profile(residual=(False, True))
 
 
 @dataclass
@@ -41,8 +42,9 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
     measures: dict[str, Measure] = field(default_factory=dict)  # by tensor
     computes: str | None = None  # the other casting mode that a wrong Y shows
-    habit: str | None = None  # what explains wrong gradients, where it is known
+    habit: str | None = None  # what explains wrong numbers, where it is known
     behaviour: Behaviour | None = None  # where several runs were made
+    explained: tuple[str, ...] = ()  # the tensors in which the habit explains them
 
 
 def check(
@@ -81,8 +83,12 @@ def check(
         verdict.findings = _as_precision(verdict.findings)
     if unclaimed is not None:
         return _unrefused(verdict, unclaimed)
-    if any(f.tensor in ("dx", "dw") for f in verdict.findings):
-        verdict.habit = habits.habit(case, inputs, outputs)
+    if any(f.check in NUMBERS | BITS and f.tensor != "rstd" for f in verdict.findings):
+        if case.residual:
+            known = stream_habits.habit(case, inputs, outputs, reference_results(case, inputs))
+        else:
+            known = habits.habit(case, inputs, outputs)
+        verdict.habit, verdict.explained = known or (None, ())
     if outputs.y is not None and any((f.check, f.tensor) in WRONG_Y for f in verdict.findings):
         shown = modes.computed_mode(case, inputs, outputs.y, profile.arithmetic)
         verdict.computes = shown if shown != case.casting_mode else None
@@ -99,6 +105,7 @@ def check(
 PRECISION = "computes float64 in float32"
 NO_GRADIENT = "no gradient was returned"
 NUMBERS = {"value", "special"}
+BITS = {"rounding", "exact"}
 WRONG_Y = {("value", "y"), ("rounding", "y"), ("exact", "y")}
 
 
@@ -168,8 +175,7 @@ def plainest(cases: Iterable[Case]) -> set[Case]:
     """The cell of each casting mode and dtype with the fewest unusual settings; one with rows."""
 
     def unusual(case: Case) -> tuple[bool, bool, bool, bool, int]:
-        layouts = (case.x_layout, case.dy_layout, case.w_layout)
-        others = sum(layout != "contiguous" for layout in layouts) + (case.weight != "same")
+        others = sum(layout != "contiguous" for layout in case.layouts) + (case.weight != "same")
         return case.n_rows < 2, case.data != "normal", case.n_rows > MANY_ROWS, case.offset != 0, others
 
     found: dict[tuple[str, str], Case] = {}
@@ -180,30 +186,43 @@ def plainest(cases: Iterable[Case]) -> set[Case]:
 
 def compare(case: Case, inputs: Inputs, outputs: Outputs, arithmetic: Arithmetic = SEQUENTIAL) -> Iterator[Comparison]:
     """Each tensor that `outputs` holds beside what it should be."""
-    about = _settings(case)
-    y, rstd = numpy_reference.forward(inputs.x, inputs.w, **about)
-    dx, dw = numpy_reference.backward(inputs.dy, inputs.x, inputs.w, **about)
+    inputs = replace(inputs, **{name: np.zeros_like(getattr(inputs, name)) for name in outputs.absent})
     bounds = reference_bounds(case, inputs, arithmetic)
     exactness = case.data == "normal" and not case.structured
-    for tensor, wanted in zip(TENSORS, (y, rstd, dx, dw), strict=True):
+    for tensor, wanted in reference_results(case, inputs).items():
         got = getattr(outputs, tensor)
         if got is not None and wanted is not None:
             condition = _condition(case, inputs) if tensor == "dx" else None
             yield Comparison(tensor, got, wanted, bounds[tensor], str(case.casting_mode), exactness, condition)
 
 
+def reference_results(case: Case, inputs: Inputs) -> dict[str, np.ndarray | None]:
+    """The NumPy reference's results by tensor, in the order of `TENSORS`; dw is None without a weight."""
+    x, w, dy, r, ds = inputs.x, inputs.w, inputs.dy, inputs.r, inputs.ds
+    about = _settings(case)
+    if r is None or ds is None:
+        y, rstd = numpy_reference.forward(x, w, **about)
+        dx, dw = numpy_reference.backward(dy, x, w, **about)
+        return {"y": y, "rstd": rstd, "dx": dx, "dw": dw}
+    y, s, rstd = numpy_reference.FusedAdd.forward(x, r, w, **about)
+    dx, dr, dw = numpy_reference.FusedAdd.backward(dy, ds, x, r, w, **about)
+    return {"y": y, "s": s, "rstd": rstd, "dx": dx, "dr": dr, "dw": dw}
+
+
 def reference_bounds(case: Case, inputs: Inputs, arithmetic: Arithmetic = SEQUENTIAL) -> dict[str, Bound]:
     """The oracle's values and the tolerances around them, by tensor; no "dw" without a weight."""
     about = _settings(case) | {"structured": case.structured, "arithmetic": arithmetic}
-    forward = tolerances.forward_bounds(inputs.x, inputs.w, **about)
-    return forward | tolerances.backward_bounds(inputs.dy, inputs.x, inputs.w, **about)
+    bounds = tolerances.forward_bounds(inputs.normed, inputs.w, **about)
+    if inputs.r is not None:
+        bounds |= tolerances.stream_bounds(inputs.x, inputs.r, arithmetic=arithmetic)
+    return bounds | tolerances.backward_bounds(inputs.dy, inputs.normed, inputs.w, ds=inputs.ds, **about)
 
 
 @np.errstate(all="ignore")
 def _condition(case: Case, inputs: Inputs) -> np.ndarray:
-    """Σ|t| / |Σt| of each row's t = dY·(W + offset)·X, the sum inside dX: longdouble, X's shape but the last."""
+    """Σ|t| / |Σt| of each row's t = dY·(W + offset)·X (or S), the sum inside dX: longdouble, X's shape but the last."""
     w = 1 if inputs.w is None else inputs.w.astype(np.longdouble) + case.offset
-    terms = inputs.dy.astype(np.longdouble) * w * inputs.x.astype(np.longdouble)
+    terms = inputs.dy.astype(np.longdouble) * w * inputs.normed.astype(np.longdouble)
     return np.abs(terms).sum(axis=-1) / np.abs(terms.sum(axis=-1))
 
 
@@ -218,9 +237,13 @@ def _run_findings(case: Case, outputs: Outputs, gradients: bool) -> Iterator[Fin
         return
     if outputs.y is None:
         yield Finding("run", "y", "nothing was returned")
+    elif case.residual and outputs.s is None:
+        yield Finding("run", "s", "nothing was returned")
     elif outputs.y.shape == case.shape:  # no gradient can flow through another shape
         if outputs.dx is None and gradients:
             yield Finding("run", "dx", NO_GRADIENT)
+        if outputs.dr is None and case.residual and gradients:
+            yield Finding("run", "dr", NO_GRADIENT)
         if outputs.dw is None and case.w_dtype is not None and gradients:
             yield Finding("run", "dw", NO_GRADIENT)
         if outputs.dw is not None and case.w_dtype is None:
@@ -238,8 +261,10 @@ def _in_float32(case: Case, inputs: Inputs, outputs: Outputs, profile: Profile) 
         name: value.astype(np.float32) if value is not None and value.dtype == np.float64 else value
         for name, value in narrowed.items()
     }
-    compared = compare(single, in_float32(inputs), Outputs(**rounded), profile.arithmetic)
-    return not any(comparison.findings() for comparison in compared)
+    return any(
+        not any(comparison.findings() for comparison in compare(single, narrow, Outputs(**rounded), profile.arithmetic))
+        for narrow in in_float32(inputs)
+    )
 
 
 def _as_precision(findings: list[Finding]) -> list[Finding]:
@@ -254,6 +279,8 @@ def _partly_findings(case: Case, inputs: Inputs, results: dict[str, Outputs], pr
     for way, outputs in results.items():
         if outputs.error is not None or outputs.died is not None:
             yield Finding("repeat", "y", f"{way} it {f'raised {outputs.error}' if outputs.error else outputs.died}")
+        for tensor in outputs.missing:
+            yield Finding("repeat", tensor, f"{way}: no gradient was returned")
         for comparison in compare(case, inputs, outputs, profile.arithmetic):
             for finding in comparison.findings()[:1]:
                 yield replace(finding, check="repeat", message=f"{way}: {finding.message}")
@@ -285,7 +312,7 @@ def _behaviour_findings(profile: Profile, behaviour: Behaviour) -> Iterator[Find
 
 
 def _contract_findings(case: Case, contract: Contract) -> Iterator[Finding]:
-    """in_place permits writing dX to dY's storage where dY is dense; nothing else may be written."""
+    """in_place permits writing dX, which is dR too, to dY's storage where dY is dense; nothing else may be written."""
     may_write_dy = case.in_place and contract.dy_dense
     why = "in_place=False" if not case.in_place else "dY is not dense"
     for name in contract.changed:
@@ -296,7 +323,7 @@ def _contract_findings(case: Case, contract: Contract) -> Iterator[Finding]:
     for name in contract.changed_outside:
         yield Finding("contract", name, "storage outside the tensor was overwritten")
     for result, argument in contract.shares_storage:
-        if (result, argument) != ("dx", "dy"):
+        if argument != "dy" or result not in ("dx", "dr"):
             yield Finding("contract", result, f"shares the storage of {argument}")
         elif not may_write_dy:
-            yield Finding("contract", "dx", f"shares the storage of dy, but {why}")
+            yield Finding("contract", result, f"shares the storage of dy, but {why}")

@@ -33,6 +33,7 @@ class Peer:
     offsets: tuple[float, ...] | None = (0.0,)  # None: any
     needs_gpu: bool = False
     compiles: bool = False  # anew for every shape, which takes seconds: judged on the large cells alone
+    residual: bool = False  # (y, s) of x and r
 
     def load(self) -> Any:
         """The adapter. Raises ImportError, in one line, where the library or a part of it is absent."""
@@ -69,12 +70,13 @@ class Peer:
     def claims(self) -> str:
         """One line for people."""
         modes = " and ".join(self.casting_modes) or "no rounding points documented"
+        residual = "; with a residual" if self.residual else ""
         offsets = "any offset" if self.offsets is None else f"offset {', '.join(f'{o:g}' for o in self.offsets)}"
-        return f"{modes}; {', '.join(self.dtypes)}; {offsets}; weight {', '.join(self.weights)}"
+        return f"{modes}; {', '.join(self.dtypes)}; {offsets}; weight {', '.join(self.weights)}{residual}"
 
     def admits(self, case: Case) -> bool:
         """Whether the case lies within the claims; the casting mode is the caller's business."""
-        claims: dict[str, Any] = {"dtypes": self.dtypes, "weights": self.weights}
+        claims: dict[str, Any] = {"dtypes": self.dtypes, "weights": self.weights, "residual": [self.residual]}
         if self.offsets is not None and case.w_dtype is not None:
             claims["offsets"] = self.offsets
         return Profile().with_claims(claims).unclaimed(case) is None
@@ -161,6 +163,41 @@ _PEERS = (
         offsets=None,
         needs_gpu=True,
         compiles=True,
+    ),
+    Peer("torch_add", "x + r, then torch F.rms_norm", "torch_peers", "torch", (TORCH,), dtypes=ALL, residual=True),
+    Peer(
+        "torch_add_compiled",
+        "torch.compile of x + r, then F.rms_norm",
+        "torch_peers",
+        "torch",
+        (TORCH, TRITON),
+        dtypes=ALL,
+        compiles=True,
+        residual=True,
+    ),
+    Peer(
+        "liger_kernel_add",
+        "liger-kernel LigerFusedAddRMSNorm",
+        "torch_peers",
+        "liger_kernel.ops.fused_add_rms_norm",
+        ("liger-kernel", TRITON, TORCH),
+        ("llama", "gemma", "none"),
+        weights=("same", "float32"),
+        offsets=None,
+        needs_gpu=True,
+        residual=True,
+    ),
+    Peer(
+        "quack_add",
+        "quack rmsnorm with a residual",
+        "torch_peers",
+        "quack.rmsnorm",
+        ("quack-kernels", "nvidia-cutlass-dsl", TORCH),
+        weights=("same", "float32"),
+        offsets=None,
+        needs_gpu=True,
+        compiles=True,
+        residual=True,
     ),
     Peer(
         "flax_linen",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from references import arrays, numpy_reference
@@ -41,13 +41,14 @@ def large_cell(peer: Peer, mode: str, dtype: str = "bfloat16") -> Case:
     """A cell of noise within the peer's claims, large enough to tell the modes apart."""
     offset = 0.0 if peer.offsets is None else peer.offsets[0]
     weight = "same" if "same" in peer.weights else "none"
-    return Case(mode, offset, dtype, weight, False, LARGE, 1e-6)
+    return Case(mode, offset, dtype, weight, False, LARGE, 1e-6, residual=peer.residual)
 
 
 def cells(peer: Peer, mode: str, level: Iterable[Case]) -> list[Case]:
     """What the peer is judged on in one mode."""
     chosen = [large_cell(peer, mode, dtype) for dtype in peer.dtypes]
-    return chosen + [case for case in level if case.casting_mode == mode and peer.admits(case) and not peer.compiles]
+    asked = [replace(case, residual=peer.residual) for case in level if case.casting_mode == mode]
+    return chosen + [case for case in asked if peer.admits(case) and not peer.compiles]
 
 
 def roundings(implementation: Implementation, case: Case) -> dict[str, float]:
@@ -59,7 +60,7 @@ def roundings(implementation: Implementation, case: Case) -> dict[str, float]:
     shares = {}
     for mode in CastingMode:
         wanted, _ = numpy_reference.forward(
-            inputs.x, inputs.w, eps=case.eps, offset=case.offset, casting_mode=str(mode)
+            inputs.normed, inputs.w, eps=case.eps, offset=case.offset, casting_mode=str(mode)
         )
         shares[str(mode)] = float((arrays.bits(y) == arrays.bits(wanted)).mean())
     return shares

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from references.report.deviations import Deviation, in_words
-from references.report.summary import TITLES, Worst, percent, text
+from references.report.summary import TITLES, Worst, columns, percent, text
 
 SCHEMA = 1
 BEGIN, END = "<!-- peers: begin -->\n", "<!-- peers: end -->\n"
@@ -61,11 +61,12 @@ def _section(runs: list[dict[str, Any]]) -> Iterator[str]:
     for run in runs:
         yield f"`{run['environment']['command']}`, {run['environment']['time'][:10]}"
     yield f"\nPython {about['python']}, {versions}.\n"
-    yield f"| implementation | judged as | dtype | cells | {' | '.join(TITLES.values())} |"
-    yield f"|{'---|' * (4 + len(TITLES))}"
+    tensors = columns(tensor for _, judged in _judgements(runs) for row in judged["rows"] for tensor in row["worst"])
+    yield f"| implementation | judged as | dtype | cells | {' | '.join(TITLES[tensor] for tensor in tensors)} |"
+    yield f"|{'---|' * (4 + len(tensors))}"
     for peer, judged in _judgements(runs):
         for row in judged["rows"]:
-            worst = (_worst(row["worst"].get(tensor)) for tensor in TITLES)
+            worst = (_worst(row["worst"].get(tensor)) for tensor in tensors)
             name = f"{peer['title']} {next(iter(peer['versions'].values()))}"
             deviate = f", {row['failed']} deviate" if row["failed"] else ""
             yield f"| {name} | {row['casting_mode']} | {row['dtype']} | {row['cells']}{deviate} | {' | '.join(worst)} |"

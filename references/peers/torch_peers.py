@@ -1,5 +1,7 @@
 """PyTorch peers as functions of (x, weight, eps) and what else each takes: x (..., H), weight (H,) or None.
 
+Those that take a residual r as well, like x, return (y, s).
+
 Where a setting cannot be expressed the adapter raises ValueError; it never computes something else.
 """
 
@@ -83,6 +85,34 @@ def quack(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     from quack.rmsnorm import rmsnorm
 
     return rmsnorm(x, weight, eps=eps, weight_offset=offset)
+
+
+def torch_add(x: Tensor, r: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    s = x + r
+    return functional.rms_norm(s, s.shape[-1:], weight, eps), s
+
+
+def torch_add_compiled(x: Tensor, r: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    return _compiled_add()(x, r, weight, eps)
+
+
+@functools.cache
+def _compiled_add() -> Any:
+    return torch.compile(torch_add, dynamic=False)
+
+
+def liger_kernel_add(
+    x: Tensor, r: Tensor, weight: Tensor, eps: float, offset: float, casting_mode: str, in_place: bool
+) -> tuple[Tensor, Tensor]:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+    return LigerFusedAddRMSNormFunction.apply(x, r, weight, eps, offset, casting_mode, in_place)
+
+
+def quack_add(x: Tensor, r: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    from quack.rmsnorm import rmsnorm
+
+    return rmsnorm(x, weight, residual=r, eps=eps, weight_offset=offset, prenorm=True)
 
 
 def _call(module: nn.Module, x: Tensor, weight: Tensor | None) -> Tensor:

@@ -60,6 +60,7 @@ def _record(verdict: Verdict) -> dict[str, Any]:
         "seconds": verdict.seconds,
         "computes": verdict.computes,
         "habit": verdict.habit,
+        "explained": verdict.explained,
         "behaviour": asdict(verdict.behaviour) if verdict.behaviour is not None else None,
         "measures": measures,
         "findings": [asdict(finding) | {"text": str(finding)} for finding in verdict.findings],
@@ -106,6 +107,7 @@ def _verdict(record: dict[str, Any]) -> Verdict:
         record["computes"],
         record["habit"],
         behaviour,
+        tuple(record.get("explained", ())),
     )
 
 

@@ -19,6 +19,7 @@ from references.report.deviations import deviations, in_words
 from references.report.summary import (
     LOOSE,
     Worst,
+    columns,
     conclusion,
     exit_code,
     number,
@@ -223,18 +224,19 @@ def _mutation(mutants: Mutants) -> Iterator[str]:
 def _cells(verdicts: Sequence[Verdict]) -> str:
     """Failures first."""
     order = {"fail": 0, "pass": 1, "unsupported": 2}
-    rows = [_cell(verdict) for verdict in sorted(verdicts, key=lambda verdict: order[verdict.status])]
+    tensors = columns(tensor for verdict in verdicts for tensor in verdict.measures)
+    rows = [_cell(verdict, tensors) for verdict in sorted(verdicts, key=lambda verdict: order[verdict.status])]
     head = ("status", "mode", "dtype", "offset", "weight", "shape", "data", "layouts", "eps", "variant", "in place")
-    return _table((*head, *TITLES.values()), rows, ' id="cells"')
+    return _table((*head, *(TITLES[tensor] for tensor in tensors)), rows, ' id="cells"')
 
 
-def _cell(verdict: Verdict) -> str:
+def _cell(verdict: Verdict, tensors: Sequence[str]) -> str:
     case = verdict.case
     shown = {"pass": ("low", "pass"), "fail": ("over", "fail ✗"), "unsupported": ("none", "unsupported")}
     severity_class, status = shown[verdict.status]
     fields = [f'<td class="{severity_class}">{status}</td>']
     fields += [f"<td>{value}</td>" for value in _settings(case)]
-    for tensor in TENSORS:
+    for tensor in tensors:
         measure = verdict.measures.get(tensor)
         worst = Worst(measure.ratio, measure.exact, measure.bounded) if measure else None
         value = str(worst.ratio).replace("inf", "Infinity") if worst else "-1"
@@ -244,7 +246,7 @@ def _cell(verdict: Verdict) -> str:
 
 
 def _settings(case: Case) -> tuple[str, ...]:
-    layouts = " ".join(LAYOUT_CODES[layout] for layout in (case.x_layout, case.dy_layout, case.w_layout))
+    layouts = " ".join(LAYOUT_CODES[layout] for layout in case.layouts)
     shape = "x".join(map(str, case.shape))
     settings = (case.casting_mode, case.dtype, f"{case.offset:g}", case.weight, shape, case.data, layouts)
     return (*map(str, settings), f"{case.eps:g}", VARIANTS[case.row_mode], "yes" if case.in_place else "no")

@@ -11,7 +11,7 @@ from typing import Any
 from references.candidates.profile import Profile
 from references.cells.cell import Case
 from references.judge.diagnosis import TITLES
-from references.judge.verdict import TENSORS, Verdict
+from references.judge.verdict import RESIDUAL, TENSORS, Verdict
 from references.spec import DTYPES, CastingMode
 
 LOOSE = 0.05  # of its bound: a tensor that stays below hardly tests it
@@ -142,14 +142,22 @@ def repetition(verdicts: Iterable[Verdict]) -> str | None:
 
 def markdown(verdicts: Sequence[Verdict]) -> str:
     """The summary as a Markdown table, for documents."""
+    rows = summarize(verdicts)
+    tensors = columns(tensor for row in rows for tensor in row.worst)
     lines = [
-        f"| mode | dtype | cells | {' | '.join(TITLES.values())} |",
-        f"|{'---|' * (3 + len(TITLES))}",
+        f"| mode | dtype | cells | {' | '.join(TITLES[tensor] for tensor in tensors)} |",
+        f"|{'---|' * (3 + len(tensors))}",
     ]
-    for row in summarize(verdicts):
-        cells = [text(row.worst.get(tensor)) for tensor in TENSORS]
+    for row in rows:
+        cells = [text(row.worst.get(tensor)) for tensor in tensors]
         lines.append(f"| {row.casting_mode} | {row.dtype} | {row.cells} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def columns(measured: Iterable[str]) -> tuple[str, ...]:
+    """The tensors that a table has a column for: those of a residual only where they were measured."""
+    found = set(measured)
+    return tuple(tensor for tensor in TENSORS if tensor in found or tensor not in RESIDUAL)
 
 
 def text(worst: Worst | None) -> str:

@@ -133,11 +133,16 @@ def test_oracle_is_mpmath():
         }
         got, (y, rstd) = oracle.backward(dy, x, w, **about), oracle.mp_forward(x, w, **about)
         dx, dw = oracle.mp_backward(dy, x, w, **about)
+        ds = rng.standard_normal(shape)
+        through_s = oracle.backward(dy, x, w, ds=ds, **about).dx - got.dx
+        mp_through_s = oracle.mp_backward(dy, x, w, ds=ds, **about)[0] - dx
         unit = np.finfo(np.longdouble).eps
         np.testing.assert_allclose(got.forward.y, y, rtol=8 * unit)
         np.testing.assert_allclose(got.forward.rstd, rstd, rtol=8 * unit)
         size = np.abs(rstd[:, None] * got.m) + np.abs(rstd[:, None] ** 3 * x * np.abs(got.m * x).sum(-1, keepdims=True))
         assert (np.abs(got.dx - dx) <= 16 * unit * size).all()
+        for both in (through_s, mp_through_s):
+            assert (np.abs(both - ds) <= 16 * unit * (size + np.abs(ds))).all()
         assert (got.dw is None) == (dw is None) == (w is None)
         if w is not None:
             assert (np.abs(got.dw - dw) <= 16 * unit * np.abs(dy * got.forward.x_hat).sum(0)).all()
@@ -161,6 +166,53 @@ def test_reference_lies_within_the_bounds(library, dtype, mode):
             assert bound.applies.all()
             assert (bound.ratio(got[tensor]) <= 1).all(), (tensor, shape)
             assert not bound.misrounded(got[tensor]).any(), (tensor, shape)
+
+
+def residual_results(library: str, problem: Problem, r: np.ndarray, ds: np.ndarray) -> dict[str, np.ndarray]:
+    """y, s, rstd, dx, dr and dw of one reference's `FusedAdd`."""
+    into = {"numpy": np.asarray, "jax": arrays.to_jax, "torch": arrays.to_torch}[library]
+    dy, ds, x, r, w = (None if a is None else into(a) for a in (problem.dy, ds, problem.x, r, problem.w))
+    fused = module_of(library).FusedAdd
+    values = (*fused.forward(x, r, w, **problem.setting), *fused.backward(dy, ds, x, r, w, **problem.setting))
+    names = ("y", "s", "rstd", "dx", "dr", "dw")
+    return {t: arrays.to_numpy(v) for t, v in zip(names, values, strict=True) if v is not None}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_a_residual_it_is_the_norm_of_the_rounded_sum(library, dtype, mode):
+    for seed, (shape, w_dtype) in enumerate([((5, 64), "same"), ((2, 3, 33), None)]):
+        problem, other = (Problem.draw(dtype, mode, shape=shape, w_dtype=w_dtype, seed=2 * seed + n) for n in (0, 1))
+        got = residual_results(library, problem, other.x, other.dy)
+        s = got["s"]
+        assert (arrays.bits(s) == arrays.bits(module_of("numpy").add(problem.x, other.x))).all()
+        stream = Problem(problem.dy, s, problem.w, problem.setting)
+        options = {**problem.setting, "ds": other.dy}
+        bounds = stream.bounds() | tolerances.backward_bounds(problem.dy, s, problem.w, **options)
+        assert got.keys() - {"s"} == bounds.keys()
+        for tensor, bound in bounds.items():
+            assert arrays.dtype_name(got[tensor]) == bound.dtype
+            assert (bound.ratio(got[tensor]) <= 1).all(), (tensor, shape)
+            assert not bound.misrounded(got[tensor]).any(), (tensor, shape)
+        np.testing.assert_array_equal(got["dr"].view(np.uint8), got["dx"].view(np.uint8))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("r", np.ones((3, 2), np.float32), ValueError),
+        ("r", np.ones((2, 3), np.float16), TypeError),
+        ("ds", np.ones((3, 2), np.float32), ValueError),
+        ("ds", np.ones((2, 3), np.float16), TypeError),
+    ],
+)
+def test_a_stream_of_another_shape_or_dtype_is_refused_by_name(library, name, value, error):
+    problem = Problem.draw(shape=(2, 3))
+    given = {"r": problem.x, "ds": problem.dy} | {name: value}
+    with pytest.raises(error, match=f"{name} (has shape|is)"):
+        residual_results(library, problem, **given)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -26,8 +26,8 @@ MUTANTS = (
     Mutant(
         "RN3",
         NUMPY,
-        "dx = (rstd * (m - x_c * rstd**2 * dot / n_cols))",
-        "dx = (rstd * (m + x_c * rstd**2 * dot / n_cols))",
+        "dx = rstd * (m - x_c * rstd**2 * dot / n_cols)",
+        "dx = rstd * (m + x_c * rstd**2 * dot / n_cols)",
         "the projection has the wrong sign",
         VOTE,
     ),

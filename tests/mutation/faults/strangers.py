@@ -284,8 +284,8 @@ JOINTS = (
     Mutant(
         "J53",
         "references/candidates/repetition.py",
-        '("y", "rstd", "dx")}, differs)',
-        '("y",)}, differs)',
+        '("y", "s", "rstd", "dx", "dr")}, differs)',
+        '("y", "s", "rstd")}, differs)',
         "a dX that depends on the batch is not seen",
         f"{JUDGE}/candidates/test_repetition.py",
     ),

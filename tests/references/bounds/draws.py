@@ -3,7 +3,8 @@
 `python -m tests.references.bounds.draws --draws 30000` draws inputs over modes, dtypes, shapes, kinds of data and
 orders of summation. A stand-in for a candidate, with IEEE arithmetic and the drawn order of sums,
 computes each, and the largest error / tolerance of every mode, dtype and tensor is printed. Sound is at
-most 1; where nothing comes near 1, mistakes would pass.
+most 1; where nothing comes near 1, mistakes would pass. In every third draw a gradient arrives at the norm's input as
+well, as in a residual stream: dR is its dX, and S the sum of X and dY.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from references.bounds import tolerances
 from references.bounds.rounding import Arithmetic, pairwise_depth, partials_depth, sequential_depth, tree_depth
 from references.spec import DTYPES, ROUNDING_POINTS, CastingMode, compute_dtype
 
-TENSORS = ("y", "rstd", "dx", "dw")
+TENSORS = ("y", "s", "rstd", "dx", "dr", "dw")
 COLUMNS = (1, 2, 3, 7, 16, 63, 64, 127, 128, 255, 300, 1024, 2048, 4097)
 ROWS = (1, 2, 3, 8, 33, 257, 1024)
 LARGEST = 12_000  # elements of a draw: longdouble is slow
@@ -123,12 +124,30 @@ class Draw:
         weight = at(points.weight, w.astype(c) + c.type(self.offset))
         m = grad * weight
         dot = add(m * wide)[:, None]
-        return {
+        d_norm = rstd * (m - wide * rstd**2 * dot / c.type(self.n_cols))
+        found = {
             "y": (x_hat * weight).astype(x.dtype),
             "rstd": rstd[:, 0],
-            "dx": (rstd * (m - wide * rstd**2 * dot / c.type(self.n_cols))).astype(x.dtype),
+            "dx": d_norm.astype(x.dtype),
             "dw": add((grad * x_hat).T).astype(w.dtype),
         }
+        if self.residual:
+            ds = self.ds(found["dx"]).astype(c)
+            between = rstd * m + ds - rstd**3 * wide * dot / c.type(self.n_cols)
+            found["dr"] = (d_norm + ds if self.seed % 2 else between).astype(x.dtype)
+            found["s"] = (wide + grad).astype(x.dtype)
+        return found
+
+    @property
+    def residual(self) -> bool:
+        """Whether a gradient arrives at the norm's input as well."""
+        return self.seed % 3 == 0
+
+    def ds(self, dx: np.ndarray) -> np.ndarray:
+        """That gradient, as large as dX; in half of the draws it nearly cancels dX."""
+        noise = np.random.default_rng(self.seed + 1).standard_normal(dx.shape)
+        size = np.abs(dx.astype(float)).max(initial=0)
+        return (noise * size if self.seed // 3 % 2 else noise * size * 2.0**-9 - dx.astype(float)).astype(dx.dtype)
 
     def bounds(self, arithmetic: Arithmetic | None = None) -> dict[str, tolerances.Bound]:
         """The bounds for the arithmetic of the candidate, or for another."""
@@ -141,7 +160,12 @@ class Draw:
             "arithmetic": arithmetic or Arithmetic(column_depth=depth, row_depth=depth),
         }
         dy, x, w = self.inputs()
-        return tolerances.forward_bounds(x, w, **options) | tolerances.backward_bounds(dy, x, w, **options)
+        bounds = tolerances.forward_bounds(x, w, **options) | tolerances.backward_bounds(dy, x, w, **options)
+        if self.residual:
+            ds = self.ds(self.candidate()["dx"])
+            bounds |= tolerances.stream_bounds(x, dy, arithmetic=options["arithmetic"])
+            bounds["dr"] = tolerances.backward_bounds(dy, x, w, ds=ds, **options)["dr"]
+        return bounds
 
 
 def draws(count: int, seed: int) -> Iterator[Draw]:
@@ -181,8 +205,7 @@ def measure(sample: Iterator[Draw]) -> dict[tuple[str, str, str], Cell]:
     cells: dict[tuple[str, str, str], Cell] = {}
     for draw in sample:
         got, bounds = draw.candidate(), draw.bounds()
-        for tensor in TENSORS:
-            bound = bounds[tensor]
+        for tensor, bound in bounds.items():
             # dW rounds to w's dtype: its cell is the one of x only where both agree.
             if tensor == "dw" and draw.w_dtype != draw.dtype:
                 continue

@@ -44,7 +44,7 @@ def test_bounds_are_sound_and_tight(cells, mode, dtype, tensor):
     assert cell.misrounded == 0
     assert cell.outside <= 0.1 * cell.elements
     if dtype in SIXTEEN and (tensor != "rstd" or mode == "none"):
-        assert cell.decided >= 0.7 * cell.elements
+        assert cell.decided >= (0.6 if tensor == "dr" else 0.7) * cell.elements  # half of the dR cancel
 
 
 @pytest.mark.parametrize(
@@ -293,6 +293,37 @@ def test_where_a_row_cancels_the_enclosure_decides_and_no_number_of_ulps():
     assert {f.check for f in Comparison("dx", outside, right, bound, "gemma", True).findings()} >= {"rounding"}
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", SIXTEEN)
+def test_a_gradient_rounded_before_the_sum_is_seen_where_the_sum_cancels(dtype, mode):
+    """dS is what dNorm rounds to: of the sum its rounding error is left, of the sum of rounded ones nothing."""
+    one = draw(dtype=dtype, w_dtype=dtype, casting_mode=mode)
+    (dy, x, w), about = one.inputs(), {"eps": one.eps, "offset": one.offset, "casting_mode": mode}
+    dx, _ = numpy_reference.backward(dy, x, w, **about)
+    zeros = np.zeros_like(x)
+    right, _, _ = numpy_reference.FusedAdd.backward(dy, -dx, x, zeros, w, **about)
+    bound = tolerances.backward_bounds(dy, x, w, ds=-dx, **about)["dr"]
+    assert (bound.ratio(right) <= 1).all() and not bound.misrounded(right).any()
+    assert bound.misrounded(zeros).mean() > 0.9
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bits_of_the_stream_are_those_of_one_addition(dtype):
+    x, r = (np.random.default_rng(seed).standard_normal((3, 50)).astype(numpy_dtype(dtype)) for seed in (0, 1))
+    bound, s = tolerances.stream_bounds(x, r)["s"], numpy_reference.add(x, r)
+    assert bound.decided.all() and not bound.misrounded(s).any() and (bound.ratio(s) <= 1).all()
+    assert bound.misrounded(np.nextafter(s, s.dtype.type(np.inf))).all() and bound.misrounded(x).mean() > 0.9
+
+
+def test_a_sum_may_vanish_where_flushing_is_declared():
+    x, r = np.array([[1e-39, 1.0]], np.float32), np.zeros((1, 2), np.float32)
+    flushed = np.array([[0.0, 1.0]], np.float32)
+    for flushes in (False, True):
+        bound = tolerances.stream_bounds(x, r, arithmetic=Arithmetic(flushes_subnormals=flushes))["s"]
+        assert bound.misrounded(flushed)[0, 0] != flushes and (bound.ratio(flushed)[0, 0] <= 1) == flushes
+        assert not bound.misrounded(x).any()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_flushing_is_allowed_where_it_is_declared(dtype):
     kind = numpy_dtype(dtype)
@@ -344,6 +375,8 @@ def test_exact_ulps():
         ("y", "none"): 2,
         ("dx", "llama"): 1,
         ("dx", "gemma"): 1,
+        ("dr", "llama"): 1,
+        ("dr", "gemma"): 1,
         ("dw", "gemma"): 1,
     }
     assert tolerances.exact_ulps("y", "float64", "llama") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 import types
@@ -15,8 +16,10 @@ from references import arrays
 from references.bounds import tolerances
 from references.candidates.loading import LoadError, Outputs, load
 from references.candidates.memory import Arguments, place
+from references.candidates.repetition import Behaviour
 from references.candidates.signatures import Signature
 from references.cells.cell import LAYOUT_CODES, Case, make_inputs
+from references.judge.verdict import check
 
 CASE = Case("gemma", 1.0, "float32", "same", True, (2, 3, 8), 1e-5)
 
@@ -394,3 +397,136 @@ def test_layout_and_dtype_of_every_pair_reach_a_numpy_candidate(candidate: Calla
         assert seen[-2:] == [
             tuple(4 * s for s in place(np.ones(case.shape), layout).strides) for layout in (x_layout, dy_layout)
         ]
+
+
+# With a residual
+
+STREAM = Case("gemma", 1.0, "float32", "same", False, (2, 3, 8), 1e-5, residual=True)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("library", ["numpy", "torch", pytest.param("jax", marks=pytest.mark.jax)])
+def test_a_pair_with_a_residual_is_judged_in_every_library(library: str) -> None:
+    implementation = load(f"references.{library}_reference:FusedAdd")
+    assert implementation.arrays == library and implementation.residual == (True,)
+    verdict = check(implementation, STREAM, repeat=True)
+    assert verdict.status == "pass", verdict.findings
+    assert set(verdict.measures) == {"y", "s", "rstd", "dx", "dr", "dw"} and verdict.behaviour == Behaviour()
+    refused = check(implementation, CASE)
+    assert (refused.status, refused.reason) == ("unsupported", "needs a residual")
+
+
+@pytest.mark.jax
+def test_a_function_in_jax_with_a_residual_is_judged(candidate: Callable[..., Any]) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    def fused(x: Any, residual: Any, w: Any, eps: float, offset: float) -> Any:
+        s = x + residual
+        return s * jax.lax.rsqrt(jnp.square(s).mean(-1, keepdims=True) + eps) * (w + offset), s
+
+    verdict = check(candidate(fused, fixed_mode="gemma"), STREAM)
+    assert verdict.status == "pass" and set(verdict.measures) == {"y", "s", "dx", "dr", "dw"}, verdict.findings
+
+
+def test_a_function_in_numpy_with_a_residual_is_judged(candidate: Callable[..., Any]) -> None:
+    def fused(x: Any, r: Any, w: Any, eps: float, offset: float) -> Any:
+        s = x + r
+        return s / np.sqrt(np.square(s).mean(-1, keepdims=True) + np.float32(eps)) * (w + np.float32(offset)), s
+
+    verdict = check(candidate(fused, fixed_mode="gemma"), STREAM)
+    assert verdict.status == "pass" and set(verdict.measures) == {"y", "s"}, verdict.findings
+
+
+def test_who_takes_no_residual_is_not_asked_for_one(candidate: Callable[..., Any]) -> None:
+    implementation = candidate(lambda x, w, eps: x)
+    assert implementation.residual == (False,)
+    assert implementation.with_mode("gemma").run(STREAM, make_inputs(STREAM)).unsupported == "no offset argument"
+    plain = dataclasses.replace(STREAM, offset=0.0)
+    assert implementation.with_mode("gemma").run(plain, make_inputs(plain)).unsupported == "no residual argument"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("written", ["x", "r", "dy", "ds"])
+def test_what_a_fused_norm_writes_is_seen(written: str, in_place: bool, candidate: Callable[..., Any]) -> None:
+    import torch
+
+    from tests.references.candidates.strangers.residual import Fused
+
+    class Writes(Fused):
+        @classmethod
+        def forward(cls, ctx: Any, x: Any, r: Any, w: Any, eps: float, offset: float) -> Any:
+            cls.given = {"x": x.detach(), "r": r.detach()}
+            return super().forward(ctx, x, r, w + offset, eps)
+
+        @classmethod
+        def backward(cls, ctx: Any, dy: Any, ds: Any) -> Any:
+            given = cls.given | {"dy": dy, "ds": ds}
+            dx, _, dw, _ = super().backward(ctx, dy, ds)
+            dx = given[written].copy_(dx) if written in ("dy", "ds") else dx
+            given[written].add_(written in ("x", "r"))
+            return dx, dx, dw, None, None
+
+    implementation = candidate(Writes, fixed_mode="gemma")
+    outputs = run(implementation, dataclasses.replace(STREAM, in_place=in_place))
+    assert outputs.contract is not None and outputs.contract.changed == (written,)
+    verdict = check(implementation, dataclasses.replace(STREAM, in_place=in_place))
+    permitted = written == "dy" and in_place
+    assert ({f.check for f in verdict.findings} == set()) == permitted, verdict.findings
+    assert permitted or {f.check for f in verdict.findings} == {"contract"}
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.torch
+def test_a_module_is_called_with_both_by_name(candidate: Callable[..., Any]) -> None:
+    import torch
+
+    from tests.references.candidates.strangers.residual import Fused
+
+    class Swapped(torch.nn.Module):
+        def __init__(self, hidden_size: int, eps: float) -> None:
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(hidden_size)), eps
+
+        def forward(self, residual: Any, hidden_states: Any) -> Any:
+            return Fused.apply(hidden_states, residual, self.weight, self.eps)
+
+    plain = dataclasses.replace(STREAM, offset=0.0, x_layout="transposed", r_layout="row_strided")
+    assert check(candidate(Swapped, fixed_mode="gemma"), plain).status == "pass"
+
+
+@pytest.mark.torch
+def test_the_layout_of_r_and_ds_reaches_a_candidate(candidate: Callable[..., Any]) -> None:
+    from tests.references.candidates.strangers.residual import Fused
+
+    seen: dict[str, tuple[int, ...]] = {}
+
+    class Looks(Fused):
+        @classmethod
+        def forward(cls, ctx: Any, x: Any, r: Any, w: Any, eps: float) -> Any:
+            seen["r"] = r.stride()
+            return super().forward(ctx, x, r, w, eps)
+
+        @classmethod
+        def backward(cls, ctx: Any, dy: Any, ds: Any) -> Any:
+            seen["ds"] = ds.stride()
+            return super().backward(ctx, dy, ds)
+
+    plain = dataclasses.replace(STREAM, offset=0.0)
+    for r_layout, ds_layout in itertools.permutations(("contiguous", "transposed", "expanded"), 2):
+        run(candidate(Looks, fixed_mode="gemma"), dataclasses.replace(plain, r_layout=r_layout, ds_layout=ds_layout))
+        values = np.broadcast_to(np.float32(1), STREAM.shape)
+        assert seen == {"r": place(values, r_layout).strides, "ds": place(values, ds_layout).strides}
+
+
+def test_a_pair_without_an_s_is_told_so(candidate: Callable[..., Any]) -> None:
+    from references import numpy_reference
+
+    def forward(x: Any, r: Any, w: Any, eps: float, offset: float, casting_mode: str) -> Any:
+        about = {"eps": eps, "offset": offset, "casting_mode": casting_mode}
+        return numpy_reference.FusedAdd.forward(x, r, w, **about)[0], None
+
+    pair = types.SimpleNamespace(forward=forward, backward=lambda dy, x: (dy, dy[0, 0]))
+    findings = check(candidate(pair, array_library="numpy"), STREAM).findings
+    assert [str(f) for f in findings if f.check == "run"] == ["run: s: nothing was returned"]

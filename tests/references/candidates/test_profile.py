@@ -379,3 +379,20 @@ def test_one_cell_asks_for_each_value_that_is_not_claimed() -> None:
 def test_a_weight_has_a_layout_even_where_no_claimed_one_is_a_weights() -> None:
     assert Profile(layouts=("transposed", "heads")).axes["w_layout"] == ("contiguous",)
     assert Profile(layouts=("misaligned", "transposed")).axes["w_layout"] == ("misaligned",)
+
+
+def test_a_residual_is_claimed_like_any_setting() -> None:
+    both, only = (Profile().with_claims({"residual": claim}) for claim in ([False, True], [True]))
+    plain = dataclasses.replace(CASE, residual=False)
+    fused = dataclasses.replace(CASE, residual=True)
+    assert Profile().unclaimed(fused) == "residual True is not claimed" and Profile().unclaimed(plain) is None
+    assert only.unclaimed(plain) == "residual False is not claimed" and only.unclaimed(fused) is None
+    assert both.unclaimed(plain) is both.unclaimed(fused) is None
+    assert both.cells("matrix") == (*Profile().cells("matrix"), *only.cells("matrix"))
+    narrow = only.with_claims({"layouts": ["contiguous", "transposed"]})
+    refused = {case for case in narrow.cells("smoke") if narrow.unclaimed(case)}
+    for name in ("x_layout", "dy_layout", "r_layout", "ds_layout"):
+        others = {getattr(case, name) for case in refused} - {"contiguous"}
+        assert others == {"row_strided", "column_strided", "misaligned", "heads", "expanded"}
+    with pytest.raises(ProfileError, match="residual cannot be 'yes'"):
+        Profile().with_claims({"residual": ["yes"]})

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from references import arrays, numpy_reference
+from references import arrays
 from references.candidates.loading import Implementation, load
 from references.candidates.memory import Arguments
 from references.candidates.repetition import Behaviour, observe
 from references.cells.cell import LAYOUT_CODES, Case, Inputs, make_inputs
 from references.cells.levels import MATRIX, SMOKE
-from references.judge.verdict import check, plainest
+from references.judge.verdict import check, plainest, reference_results
 
 CASE = Case("gemma", 0.5, "float32", "same", True, (3, 2, 41), 0.7)
 
@@ -101,10 +101,7 @@ class Depends:
 
     def __call__(self, case: Case, arguments: Any) -> dict[str, np.ndarray | None]:
         inputs = {name: np.array(view) for name, view in arguments.views.items()}
-        about: dict[str, Any] = {"eps": case.eps, "offset": case.offset, "casting_mode": case.casting_mode}
-        y, rstd = numpy_reference.forward(inputs["x"], inputs["w"], **about)
-        dx, dw = numpy_reference.backward(inputs["dy"], inputs["x"], inputs["w"], **about)
-        found: dict[str, np.ndarray | None] = {"y": y, "rstd": rstd, "dx": dx, "dw": dw}
+        found = dict(reference_results(case, Inputs(**inputs)))
         self.calls += 1
         if self.when(self.calls, case):
             value = found[self.tensor]
@@ -113,11 +110,11 @@ class Depends:
         return found
 
 
-def observed(tensor: str, when: Callable[[int, Case], bool]) -> Behaviour:
+def observed(tensor: str, when: Callable[[int, Case], bool], case: Case = CASE) -> Behaviour:
     def arrange(case: Case, inputs: Inputs) -> Arguments:
         return Arguments(case, inputs, "numpy", "cpu")
 
-    return observe(CASE, make_inputs(CASE), arrange, Depends(tensor, when))
+    return observe(case, make_inputs(case), arrange, Depends(tensor, when))
 
 
 @pytest.mark.parametrize("tensor", ["y", "rstd", "dx", "dw"])
@@ -208,3 +205,12 @@ def test_a_row_alone_has_the_shape_of_one_row_and_its_bits(tensor: str) -> None:
     assert dependent(batch[:1, :1]), "the first row is not the last"
     assert dependent(row.reshape(-1)), "a row that lost its dimensions"
     assert not dependent(row, batch.reshape(-1)), "a wrong shape is a finding of its own"
+
+
+@pytest.mark.parametrize("tensor", ["y", "s", "rstd", "dx", "dr", "dw"])
+def test_each_tensor_with_a_residual_is_asked_for_each_behaviour(tensor: str) -> None:
+    case = dataclasses.replace(CASE, residual=True)
+    assert observed(tensor, lambda call, case: False, case) == Behaviour()
+    assert observed(tensor, lambda call, case: call == 3, case).unrepeated == (tensor,)
+    alone = observed(tensor, lambda call, case: case.n_rows == 1, case)
+    assert alone.batch_dependent == (() if tensor == "dw" else (tensor,))

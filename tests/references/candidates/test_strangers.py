@@ -146,3 +146,53 @@ def test_a_wrong_function_in_jax_is_caught() -> None:
 def test_a_wrong_function_in_numpy_is_caught() -> None:
     _, verdicts = judged("in_numpy:truncated")
     assert "only where X is float16" in str(diagnose(verdicts)[0]).replace("wherever", "only where")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["right", "Fused", "FusedAddRMSNorm"])
+def test_a_right_fused_residual_conforms(name: str) -> None:
+    one, verdicts = judged(f"residual:{name}", "" if name == "right" else "2x4x41")
+    assert [str(d) for d in diagnose(verdicts)] == []
+    assert one.profile.residual == (True,) and one.implementation.fixed_mode == "gemma"
+    ran = [v for v in verdicts if v.status == "pass"]
+    assert ran and all(v.case.residual and {"y", "s", "dx", "dr", "dw"} <= v.measures.keys() for v in ran)
+    assert name != "right" or len(ran) >= 120
+
+
+@pytest.mark.torch
+def test_an_optional_residual_is_judged_both_ways() -> None:
+    one, verdicts = judged("residual:optional", "2x4x41")
+    assert one.profile.residual == (False, True)
+    assert {v.case.residual for v in verdicts if v.status == "pass"} == {False, True}
+    assert [str(d) for d in diagnose(verdicts)] == []
+
+
+RESIDUAL_FAULTS = {  # by candidate: words of the diagnosis
+    "s_unrounded": "S is float32, specified is",
+    "s_truncated": "S leaves its bound",
+    "s_is_x": "S is X: the residual is left out",
+    "s_loses_the_sign_of_zero": "S differs in NaN, infinity or the sign of zero",
+    "y_of_x": "Y is the norm of X: the residual is left out",
+    "y_of_the_unrounded_sum": "Y is the norm of the sum before its rounding",
+    "added_after_the_norm": "the residual is added after the norm",
+    "ds_dropped": "dS is ignored",
+    "ds_after_rounding": "dS is added after the norm's dX was rounded",
+    "dr_all_0": "dR is zero",
+    "dr_missing": "dR is not computed (no gradient was returned)",
+    "dw_of_x": "dW is of X, and not of S",
+    "norms_gradient_dropped": "dX is dS alone",
+    "x_overwritten": "was overwritten",
+    "only_y": "a Tensor was returned, not Y and S",
+    "s_detached": "dS is ignored",
+    "NeedsBoth": "with no gradient at S",
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", RESIDUAL_FAULTS)
+def test_a_fault_of_a_fused_residual_is_caught_at_the_default_level_and_named(name: str) -> None:
+    _, verdicts = judged(f"residual:{name}", "zero_rows" if "zero" in name else "normal")
+    diagnoses = diagnose(verdicts)
+    assert exit_code(verdicts) == 1
+    assert RESIDUAL_FAULTS[name] in str(diagnoses[0]), "\n".join(map(str, diagnoses))
+    assert len(diagnoses) <= 2, "\n".join(map(str, diagnoses))

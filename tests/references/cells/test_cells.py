@@ -496,3 +496,43 @@ def test_an_id_of_an_impossible_shape_names_no_cell() -> None:
     for shape, x, dy in (("5", "t", "c"), ("5", "c", "rs"), ("2x5", "h", "c"), ("2x5", "c", "h"), ("2x0", "c", "c")):
         with pytest.raises(KeyError, match="nearest is"):
             find(usual.format(shape, x, dy))
+
+
+# With a residual
+
+STREAM = {level: levels.draw(level, levels.COVERING_AXES | levels.RESIDUAL_AXES) for level in LEVELS}
+
+
+def test_with_a_residual_the_matrix_is_the_same_and_every_layout_meets_every_other() -> None:
+    assert [dataclasses.replace(case, residual=False) for case in STREAM["matrix"]] == list(MATRIX)
+    laid = [case for case in STREAM["full"] if case.n_rows]
+    for first, second in itertools.combinations(("x_layout", "dy_layout", "r_layout", "ds_layout"), 2):
+        met = {(getattr(case, first), getattr(case, second)) for case in laid}
+        assert met == set(itertools.product(cell.LAYOUT_CODES, repeat=2))
+    assert all(case.residual for cases in STREAM.values() for case in cases)
+    assert not any(case.residual for case in ALL)
+
+
+def test_an_id_names_its_cell_with_a_residual_too() -> None:
+    one = dataclasses.replace(MATRIX[0], residual=True, r_layout="transposed", ds_layout="expanded")
+    assert one.id == MATRIX[0].id.replace("-wc-auto", "-wc-rt-dse-auto")
+    assert all(cell.from_id(case.id) == case for case in STREAM["full"])
+    assert find(one.id) == one and one.structured and not one.plain
+    with pytest.raises(KeyError, match="nearest is"):
+        find(MATRIX[0].id.replace("-2x4x41-", "-41-").replace("-wc-auto", "-wc-rh-dsc-auto"))
+
+
+@pytest.mark.parametrize("case", STREAM["smoke"], ids=lambda case: case.id)
+def test_r_is_like_x_and_ds_like_dy(case: Case) -> None:
+    inputs = make_inputs(case)
+    assert inputs.r is not None and inputs.ds is not None
+    assert inputs.r.shape == inputs.ds.shape == case.shape and inputs.r.dtype == inputs.ds.dtype == inputs.x.dtype
+    if case.shape[-1] > 2 and case.n_rows and case.data not in ("zero_rows", "constant_rows", "non_finite"):
+        assert not (inputs.r == inputs.x).all() and not (inputs.ds == inputs.dy).all()
+    rows = inputs.r.reshape(case.n_rows, case.shape[-1]).astype(float)
+    if case.r_layout == "expanded":
+        np.testing.assert_array_equal(rows, np.broadcast_to(rows[:1], rows.shape))
+    if case.data == "constant_rows":
+        assert (rows == rows[:, :1]).all()
+    assert (inputs.normed == (inputs.x + inputs.r)).all() or case.data == "non_finite" or case.dtype != "float64"
+    assert make_inputs(dataclasses.replace(case, residual=False)).r is None

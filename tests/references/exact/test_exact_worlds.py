@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from references.candidates.loading import load
+from references.cells.cell import Case
 from references.exact import draw, table
 from references.exact.field import Field, NotAlgebraic
 from references.exact.program import Program, differing, run
+from references.exact.prove import SHAPES
 from references.exact.table import formula
 
 
@@ -189,3 +192,26 @@ def test_the_world_is_closed_again() -> None:
         torch.ones(3).exp()
     assert torch.equal(torch.ones(3) * 2.5, before)
     assert np.asarray(np.float32(1.5)).dtype == np.float32
+
+
+# With a residual
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("right", "equals gemma exactly"),
+        ("Fused", "equals gemma exactly"),
+        ("FusedAddRMSNorm", "equals gemma exactly"),
+        ("ds_after_rounding", "dR: dR adds dS after its rounding"),
+        ("ds_dropped", "dX: dX leaves out dS"),
+        ("dr_all_0", "dR: no formula that was tried explains it"),
+        ("s_is_x", "elements of s are others"),
+        ("y_of_the_unrounded_sum", "equals no mode"),
+    ],
+)
+def test_a_fused_residual_is_proven_or_said_what_it_is(name: str, says: str) -> None:
+    candidate = load(f"tests.references.candidates.strangers.residual:{name}")
+    case = Case("gemma", 0.0, "bfloat16", "same", False, (1, 1), 0.0)
+    assert says in str(candidate.prove(case, SHAPES[:6]))

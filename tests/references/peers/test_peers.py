@@ -42,9 +42,8 @@ def _judge(name: str, device: str, case: Case) -> Verdict:
 @pytest.mark.torch
 def test_in_float32_where_all_modes_agree_every_adapter_is_right(installed: Peer, device: str) -> None:
     mode = (*installed.casting_modes, "gemma")[0]
-    small = [
-        case for case in MATRIX if case.casting_mode == mode and case.dtype == "float32" and installed.admits(case)
-    ]
+    asked = [dataclasses.replace(case, residual=installed.residual) for case in MATRIX]
+    small = [case for case in asked if case.casting_mode == mode and case.dtype == "float32" and installed.admits(case)]
     assert small
     for case in small[:1] if installed.compiles else small:
         verdict = _judge(installed.name, device, case)
@@ -95,7 +94,7 @@ def test_eager_autograd_misses_the_single_rounding_of_dx_by_hundreds_of_times(de
 @pytest.mark.peers
 def test_every_peer_of_a_cpu_is_installed() -> None:
     assert {name: reason for name, peer in PEERS.items() if (reason := peer.missing("cpu"))} == dict.fromkeys(
-        ("liger_kernel", "fla", "quack"), "needs a GPU"
+        ("liger_kernel", "fla", "quack", "liger_kernel_add", "quack_add"), "needs a GPU"
     )
 
 
@@ -121,6 +120,8 @@ def test_claims_select_cells() -> None:
     assert {(case.offset, case.weight, case.casting_mode) for case in chosen} == {(1.0, "same", "gemma")}
     assert [case.shape for case in chosen[:3]] == [survey.LARGE] * 3 and len(chosen) == 9
     assert len(survey.cells(PEERS["hf_llama_compiled"], "llama", MATRIX)) == 3  # each shape would be compiled
+    added = survey.cells(PEERS["torch_add"], "gemma", MATRIX)
+    assert added and all(case.residual for case in added) and PEERS["torch_add"].claims.endswith("with a residual")
     assert "llama; float16" in PEERS["hf_llama"].claims and "any offset" in PEERS["liger_kernel"].claims
 
 
