@@ -12,6 +12,7 @@ from tests.mutation.faults import (
     kernels_forward,
     launch,
     references,
+    residual,
     split_kernels,
     strangers,
 )
@@ -22,6 +23,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *kernels_backward.MUTANTS,
     *split_kernels.MUTANTS,
     *few_rows_kernels.MUTANTS,
+    *residual.MUTANTS,
     *launch.MUTANTS,
     *checks.MUTANTS,
     *autograd.MUTANTS,

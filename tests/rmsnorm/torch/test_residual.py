@@ -144,13 +144,12 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("which", ["x", "r", "dy", "ds", "all"])
-def test_layouts(which: str, kind: str, device: str) -> None:
+def test_layouts(which: str, kind: str, machine: str) -> None:
     names = ("x", "r", "dy", "ds")
-    given = {name: draw(3, 4, 24, seed=i, device=device) for i, name in enumerate(names)}
-    w = draw(24, seed=4, device=device)
+    given = {name: draw(3, 4, 24, seed=i) for i, name in enumerate(names)}
+    w = draw(24, seed=4)
     wanted = results(w=w, **given)
     laid = {name: LAYOUTS[kind](t) if which in (name, "all") else t for name, t in given.items()}
     assert all(torch.equal(laid[name], given[name]) for name in names)
@@ -227,6 +226,21 @@ def test_backward_tiles(config: Any, in_place: bool, device: str) -> None:
         assert torch.equal(dw, norm_dw) if needs_dw else dw is None
 
 
+@pytest.mark.parametrize("config", BACKWARD_TILES, ids=str)
+@pytest.mark.interpret
+def test_every_kernel_rounds_once(config: Any) -> None:
+    """Beside the same launch in float32, of the same numbers, whose sum is rounded here."""
+    s, _, dy, ds, w = inputs(5, 100, torch.bfloat16)
+    about: dict[str, Any] = {"offset": OFFSET, "casting_mode": "llama"}
+    _, rstd = launch.rms_norm_forward(s, w, eps=EPS, **about)
+    found = []
+    for given in ((dy, s, w, ds), tuple(t.float() for t in (dy, s, w, ds))):
+        dx = torch.empty_like(given[0])
+        launch.rms_norm_backward(*given[:3], rstd, dx=dx, ds=given[3], needs_dw=False, config=config, **about)
+        found.append(dx)
+    assert torch.equal(found[0], found[1].bfloat16())
+
+
 @pytest.mark.parametrize("n_rows", [1, 5, 9])
 def test_a_row_does_not_depend_on_the_rows_beside_it(n_rows: int, machine: str) -> None:
     x, r, dy, ds, w = inputs(9, 100, torch.bfloat16)
@@ -236,7 +250,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(n_rows: int, machine: str) 
 
 
 def test_wide_rows_of_every_path(machine: str) -> None:
-    for n_cols in (16385, 65536, 65537):  # streamed chunks and split rows, and wider than any kernel
+    for n_cols in (16385, 65537):  # streamed chunks and split rows, and wider than any kernel
         x, r, dy, ds, w = inputs(2, n_cols)
         y, s, dx, dr, dw = results(x, r, w, dy, ds)
         leaves = [t.clone().requires_grad_() for t in (x + r, w)]
@@ -250,6 +264,7 @@ def test_no_rows(machine: str) -> None:
     assert y.shape == s.shape == dx.shape == dr.shape == (0, 24) and (dw == 0).all()
 
 
+@pytest.mark.interpret
 def test_where_nobody_can_ask_for_a_gradient_there_is_no_rstd(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     forward = launch.rms_norm_forward
@@ -259,9 +274,6 @@ def test_where_nobody_can_ask_for_a_gradient_there_is_no_rstd(monkeypatch: pytes
         return forward(*tensors, **settings)
 
     monkeypatch.setattr(launch, "rms_norm_forward", spy)
-    monkeypatch.setattr(ops, "_uses_kernels", lambda x: True)
-    if not launch.INTERPRETED:
-        pytest.skip("needs Triton's interpreter")
     x, r, *_, w = inputs(3, 24)
     with torch.no_grad():
         wanted = liger_fused_add_rms_norm(x.requires_grad_(), r, w, EPS)
@@ -302,8 +314,18 @@ def doubles() -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.interpret
+def test_first_derivatives_of_the_kernels_are_numerically_right() -> None:
+    def both(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> Tensors:
+        return liger_fused_add_rms_norm(x, r, w, EPS, OFFSET, "llama", False)
+
+    assert torch.autograd.gradcheck(both, [t[..., :3].detach().requires_grad_() for t in doubles()])
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_first_and_second_derivatives_are_numerically_right(mode: str, machine: str) -> None:
+def test_first_and_second_derivatives_are_numerically_right(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+
     def both(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> Tensors:
         return liger_fused_add_rms_norm(x, r, w, EPS, OFFSET, mode, False)
 
@@ -311,7 +333,9 @@ def test_first_and_second_derivatives_are_numerically_right(mode: str, machine: 
     assert torch.autograd.gradgradcheck(both, doubles())
 
 
-def test_third_derivatives_are_numerically_right(machine: str) -> None:
+def test_third_derivatives_are_numerically_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+
     def second(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> Tensors:
         y, s = liger_fused_add_rms_norm(x, r, w, EPS, OFFSET, "gemma", False)
         first = torch.autograd.grad(y.sin().sum() + s.pow(3).sum(), (x, r, w), create_graph=True)

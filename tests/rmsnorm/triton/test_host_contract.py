@@ -239,7 +239,7 @@ def split_launches(n_cols: int, row_mode: bool | None, needs_dx: bool, needs_dw:
     seen: list[bool] = []
 
     def split_variant(*settings: Any, **passes: bool) -> Any:
-        seen.append(settings[6])
+        seen.append(settings[-2])
         return SimpleNamespace(launch=lambda *_: None, resident_programs=lambda *_: 10**6)
 
     x, w = torch.ones(2, n_cols, dtype=torch.float16), torch.ones(n_cols, dtype=torch.float16)
