@@ -82,7 +82,7 @@ def _check_settings(eps: float, offset: float, casting_mode: str, in_place: Any,
         raise ValueError(f"casting_mode must be one of {CASTING_MODE_NAMES}, got {casting_mode!r}")
     if not 0.0 <= eps < math.inf:
         raise ValueError(f"eps must be finite and not negative, got {eps!r}")
-    if not math.isfinite(offset):
+    if not -math.inf < offset < math.inf:
         raise ValueError(f"offset must be finite, got {offset!r}")
     check_bool("in_place", in_place)
     if row_mode is not None and not isinstance(row_mode, bool):

@@ -1,7 +1,7 @@
-"""One gradient for two inputs: dX, which is dR, is seen by whoever consumes it next, in-place norms upstream among them.
+"""One gradient for two inputs: dX, which is dR, is seen by whoever consumes it, in-place norms upstream among them.
 
-Each pattern is a program in which one consumer of a gradient, or an observer, would notice a write by another. It is run
-with `x + r` and torch.nn.RMSNorm, which never write over anything, and with the fused norm, in place on and off:
+Each pattern is a program in which one consumer of a gradient, or an observer, would notice a write by another. It is
+run with `x + r` and torch.nn.RMSNorm, which never write over anything, and with the fused norm, in place on and off:
 gradients agree with torch's, the two settings agree bit for bit, and whoever observed a gradient finds it as it was.
 """
 
@@ -31,11 +31,11 @@ from tests.rmsnorm.torch.test_in_place import (  # noqa: E402
 
 
 class Unfused(nn.RMSNorm):
-    """Addition and torch's norm, called as the fused norm is."""
+    """Addition and torch's norm, called as the fused norm is. What observes S sees the gradient that arrives there."""
 
     def forward(self, x: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         s = x + r
-        return super().forward(s), s
+        return super().forward(s), s.view_as(s)
 
 
 class Stream(Program):
@@ -196,9 +196,11 @@ def hooks_of_the_leaves(p: Stream) -> None:
 @pattern
 def hooks_on_the_results(p: Stream) -> None:
     y, s = p.norm(p.x, p.r)
-    y.register_hook(p.keep)
-    s.register_hook(p.keep)
+    kept: dict[str, torch.Tensor] = {}
+    y.register_hook(lambda g: kept.update(y=g))
+    s.register_hook(lambda g: kept.update(s=g))
     p.end(y, s)
+    p.held.extend([kept["y"], kept["s"]])
 
 
 @pattern
@@ -222,7 +224,7 @@ def retain_grad(p: Stream) -> None:
 @pattern
 def hook_of_the_node(p: Stream) -> None:
     y, s = p.norm(p.x, p.r)
-    y.grad_fn.register_hook(lambda grad_inputs, grad_outputs: p.held.extend(grad_outputs))
+    y.grad_fn.register_hook(lambda grad_inputs, grad_outputs: p.keep(grad_outputs[0]))
     p.end(y, s)
 
 
