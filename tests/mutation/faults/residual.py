@@ -10,6 +10,7 @@ OPS, FUNCTION, EAGER, CHECKS, TRANSFORMS, NESTED, MODULE = (
     f"rmsnorm/{name}.py" for name in ("ops", "function", "eager", "checks", "transforms", "nested", "module")
 )
 TESTS = "tests/rmsnorm/torch/test_residual.py"
+GUARD_PAGES = "tests/rmsnorm/triton/test_hard_inputs.py::test_guard_pages"
 PROGRAMS = "tests/rmsnorm/torch/test_residual_programs.py"
 
 _SUM = "(x.to(C_DTYPE) + r.to(C_DTYPE)).to(x.dtype)"
@@ -18,6 +19,7 @@ _STORE_HELD = "_store_rows(s_ptr, rows, n_cols, cols, mask, held_x[chunk])"
 _STORE_STREAMED = "_store_rows(s_ptr, rows, n_cols, cols, mask, x)"
 _ADD_DS = "dx += _load_rows(ds_ptr, rows, ds_row_steps, cols, mask"
 _LOAD_DS = "_load_slice(ds_ptr, row, ds_row_steps, cols"
+_BITS = "bits_of and kernels and bfloat16 and same"
 _NEEDS = "_gradients(ctx, grads, needs_dx or needs_dr, needs_dw)"
 
 
@@ -26,20 +28,28 @@ def _fault(number: int, file: str, old: str, new: str, fault: str, select: str, 
 
 
 MUTANTS = (
-    _fault(1, KERNELS, _SUM, "x.to(C_DTYPE) + r.to(C_DTYPE)", "the sum is not rounded before the norm", "bits_of"),
+    _fault(1, KERNELS, _SUM, "x.to(C_DTYPE) + r.to(C_DTYPE)", "the sum is not rounded before the norm", _BITS),
+    *(
+        Mutant(f"RS{number}", file, old, old.replace("mask", everywhere), f"{what} is read beyond its end", GUARD_PAGES)
+        for number, file, old, everywhere, what in (
+            (41, KERNELS, f"{_LOAD_R}, cols, mask", "cols[None, :] >= 0", "r"),
+            (42, KERNELS, _ADD_DS, "cols[None, :] >= 0", "dS"),
+            (43, SPLIT, f"{_LOAD_DS}, mask", "cols >= 0", "dS of split rows"),
+        )
+    ),
     Mutant("RS02", KERNELS, _SUM, "x + r", "the sum is taken in x's dtype", STATIC),
-    _fault(3, KERNELS, _STORE_HELD, "pass", "the held chunks of s are not stored", "bits_of"),
+    _fault(3, KERNELS, _STORE_HELD, "pass", "the held chunks of s are not stored", _BITS),
     _fault(4, KERNELS, _STORE_STREAMED, "pass", "the streamed chunks of s are not stored", "forward_tiles"),
     _fault(5, KERNELS, _LOAD_R, "_load_rows(r_ptr, rows, x_row_steps", "r is read with x's stride", "row_strides"),
-    _fault(6, KERNELS, _LOAD_R, "_load_rows(x_ptr, rows, x_row_steps", "x is added to itself", "bits_of"),
+    _fault(6, KERNELS, _LOAD_R, "_load_rows(x_ptr, rows, x_row_steps", "x is added to itself", _BITS),
     _fault(
         7, KERNELS, _STORE_STREAMED, _STORE_STREAMED.replace("cols, mask", "cols + 1, mask"), "s is shifted", "tiles"
     ),
-    _fault(8, KERNELS, _ADD_DS, _ADD_DS.replace("+= ", "+= 0.0 * "), "dS is lost", "bits_of"),
-    _fault(9, KERNELS, _ADD_DS, _ADD_DS.replace("+= ", "= _round(dx, X_DTYPE) + "), "dX is rounded twice", "bits_of"),
+    _fault(8, KERNELS, _ADD_DS, _ADD_DS.replace("+= ", "+= 0.0 * "), "dS is lost", _BITS),
+    _fault(9, KERNELS, _ADD_DS, _ADD_DS.replace("+= ", "= _round(dx, X_DTYPE) + "), "dX is rounded twice", _BITS),
     _fault(10, KERNELS, _ADD_DS, _ADD_DS.replace("ds_row", "dy_row"), "dS has the stride of dY", "row_strides"),
-    _fault(11, KERNELS, _ADD_DS, _ADD_DS.replace("rows, ", "rows * 0, "), "dS of another row", "bits_of"),
-    _fault(12, KERNELS, _ADD_DS, _ADD_DS.replace("(ds_ptr", "(dy_ptr"), "dY is added for dS", "bits_of"),
+    _fault(11, KERNELS, _ADD_DS, _ADD_DS.replace("rows, ", "rows * 0, "), "dS of another row", _BITS),
+    _fault(12, KERNELS, _ADD_DS, _ADD_DS.replace("(ds_ptr", "(dy_ptr"), "dY is added for dS", _BITS),
     _fault(13, FEW, "HAS_WEIGHT, HAS_DS, True", "HAS_WEIGHT, False, True", "few rows lose dS", "backward_tiles"),
     _fault(14, FEW, "dy_ptr, ds_ptr, x_ptr, w_ptr, rstd", "dy_ptr, dy_ptr, x_ptr, w_ptr, rstd", "dY for dS", "tiles"),
     _fault(
@@ -81,11 +91,11 @@ MUTANTS = (
         "dx = dx + ds.to(c_dtype)",
         "dx = dx.to(x.dtype).to(c_dtype) + ds.to(c_dtype)",
         "eager dX is rounded twice",
-        "bits_of",
+        _BITS.replace("kernels", "eager"),
     ),
     _fault(26, OPS, "ddx if ctx.needs_input_grad[4] else None", "None", "the derivative for dS is lost", "second"),
     _fault(27, OPS, "dx if needs_dr else None, dw, None", "None, dw, None", "the operator loses dR", "operator"),
-    _fault(28, FUNCTION, "dX if needs_dr else None", "None", "dR is lost", "bits_of"),
+    _fault(28, FUNCTION, "dX if needs_dr else None", "None", "dR is lost", _BITS),
     _fault(
         29, FUNCTION, _NEEDS, _NEEDS.replace(" or needs_dr", ""), "dR is lost where X needs no gradient", "unneeded"
     ),
