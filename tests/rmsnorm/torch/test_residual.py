@@ -227,14 +227,16 @@ def test_backward_tiles(config: Any, in_place: bool, device: str) -> None:
 
 
 @pytest.mark.parametrize("config", BACKWARD_TILES, ids=str)
+@pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.interpret
-def test_every_kernel_rounds_once(config: Any) -> None:
+def test_every_kernel_rounds_once(weighted: bool, config: Any) -> None:
     """Beside the same launch in float32, of the same numbers, whose sum is rounded here."""
-    s, _, dy, ds, w = inputs(5, 100, torch.bfloat16)
+    s, _, dy, ds, weight = inputs(5, 100, torch.bfloat16)
+    w = weight if weighted else None
     about: dict[str, Any] = {"offset": OFFSET, "casting_mode": "llama"}
     _, rstd = launch.rms_norm_forward(s, w, eps=EPS, **about)
     found = []
-    for given in ((dy, s, w, ds), tuple(t.float() for t in (dy, s, w, ds))):
+    for given in ((dy, s, w, ds), tuple(None if t is None else t.float() for t in (dy, s, w, ds))):
         dx = torch.empty_like(given[0])
         launch.rms_norm_backward(*given[:3], rstd, dx=dx, ds=given[3], needs_dw=False, config=config, **about)
         found.append(dx)
