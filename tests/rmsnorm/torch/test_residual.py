@@ -159,12 +159,13 @@ def test_layouts(which: str, kind: str, machine: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_row_strides_of_every_alignment(device: str) -> None:
-    x, r, dy, ds, w = inputs(5, 24, device=device)
+@pytest.mark.parametrize("n_rows", [3, 5])  # few and many, for the interpreter's four processors
+def test_row_strides_of_every_alignment(n_rows: int, device: str) -> None:
+    x, r, dy, ds, w = inputs(n_rows, 24, device=device)
     wanted = results(x, r, w, dy, ds)
     for steps in itertools.permutations((33, 34, 36, 40)):
         far = [
-            torch.full((5, step), torch.nan, device=device)[:, 4:28].copy_(t)
+            torch.full((n_rows, step), torch.nan, device=device)[:, 4:28].copy_(t)
             for t, step in zip((x, r, dy, ds), steps, strict=True)
         ]
         assert equal(results(far[0], far[1], w, far[2], far[3]), wanted), steps
