@@ -3,8 +3,8 @@
     compile_kernels.py TARGET CASE ...     prints what was compiled, as JSON
     compile_kernels.py --record FILE       every case for every target: the most registers and stack, kept in FILE
 
-A case is "casting_mode-dtype-w_dtype-offset-n_rows-n_cols", perhaps with "-residual". The launch itself says which kernels and tiles it gets: it
-runs on tensors without data, and its launches are recorded in place of being carried out.
+A case is "casting_mode-dtype-w_dtype-offset-n_rows-n_cols", perhaps with "-residual". The launch itself says which
+kernels and tiles it gets: it runs on tensors without data, and its launches are recorded in place of being carried out.
 """
 
 from __future__ import annotations
