@@ -43,15 +43,29 @@ MUTANTS = (
     _fault(5, KERNELS, _LOAD_R, "_load_rows(r_ptr, rows, x_row_steps", "r is read with x's stride", "row_strides"),
     _fault(6, KERNELS, _LOAD_R, "_load_rows(x_ptr, rows, x_row_steps", "x is added to itself", _BITS),
     _fault(
-        7, KERNELS, _STORE_STREAMED, _STORE_STREAMED.replace("cols, mask", "cols + 1, mask"), "s is shifted", "tiles"
+        7,
+        KERNELS,
+        _STORE_STREAMED,
+        _STORE_STREAMED.replace("cols, mask", "cols + 1, mask"),
+        "s is shifted",
+        "forward_tiles",
     ),
     _fault(8, KERNELS, _ADD_DS, _ADD_DS.replace("+= ", "+= 0.0 * "), "dS is lost", _BITS),
     _fault(9, KERNELS, _ADD_DS, _ADD_DS.replace("+= ", "= _round(dx, X_DTYPE) + "), "dX is rounded twice", _BITS),
     _fault(10, KERNELS, _ADD_DS, _ADD_DS.replace("ds_row", "dy_row"), "dS has the stride of dY", "row_strides"),
     _fault(11, KERNELS, _ADD_DS, _ADD_DS.replace("rows, ", "rows * 0, "), "dS of another row", _BITS),
     _fault(12, KERNELS, _ADD_DS, _ADD_DS.replace("(ds_ptr", "(dy_ptr"), "dY is added for dS", _BITS),
-    _fault(13, FEW, "HAS_WEIGHT, HAS_DS, True", "HAS_WEIGHT, False, True", "few rows lose dS", "backward_tiles"),
-    _fault(14, FEW, "dy_ptr, ds_ptr, x_ptr, w_ptr, rstd", "dy_ptr, dy_ptr, x_ptr, w_ptr, rstd", "dY for dS", "tiles"),
+    _fault(
+        13, FEW, "HAS_WEIGHT, HAS_DS, True", "HAS_WEIGHT, False, True", "few rows lose dS", "backward_tiles and FewRows"
+    ),
+    _fault(
+        14,
+        FEW,
+        "dy_ptr, ds_ptr, x_ptr, w_ptr, rstd",
+        "dy_ptr, dy_ptr, x_ptr, w_ptr, rstd",
+        "dY for dS",
+        "backward_tiles and FewRows",
+    ),
     _fault(
         15,
         FEW,
@@ -60,20 +74,53 @@ MUTANTS = (
         "dS's stride is dY's",
         "row_strides",
     ),
-    _fault(16, SPLIT, "        dx += ds\n", "        dx += 0.0 * ds\n", "split rows lose dS", "backward_tiles"),
+    _fault(
+        16,
+        SPLIT,
+        "        dx += ds\n",
+        "        dx += 0.0 * ds\n",
+        "split rows lose dS",
+        "backward_tiles and SplitConfig",
+    ),
     _fault(
         17,
         SPLIT,
         "        dx += ds\n",
         "        dx = dx.to(X_DTYPE).to(C_DTYPE) + ds\n",
         "dX of split rows is rounded twice",
-        "rounds_once",
+        "rounds_once and SplitConfig",
     ),
-    _fault(18, SPLIT, _LOAD_DS, _LOAD_DS.replace("row, ", "row * 0, "), "split rows take dS of another", "tiles"),
-    _fault(19, SPLIT, _LOAD_DS, _LOAD_DS.replace("ds_row_steps", "0"), "dS of split rows has no stride", "tiles"),
-    _fault(20, LAUNCH, "    if copies_r and r is not None:\n        r = r.contiguous()\n", "", "r's copy", "layouts"),
     _fault(
-        21, LAUNCH, "    if copies_ds and ds is not None:\n        ds = ds.contiguous()\n", "", "dS's copy", "layouts"
+        18,
+        SPLIT,
+        _LOAD_DS,
+        _LOAD_DS.replace("row, ", "row * 0, "),
+        "split rows take dS of another",
+        "backward_tiles and SplitConfig",
+    ),
+    _fault(
+        19,
+        SPLIT,
+        _LOAD_DS,
+        _LOAD_DS.replace("ds_row_steps", "0"),
+        "dS of split rows has no stride",
+        "backward_tiles and SplitConfig",
+    ),
+    _fault(
+        20,
+        LAUNCH,
+        "    if copies_r and r is not None:\n        r = r.contiguous()\n",
+        "",
+        "r's copy",
+        "layouts and kernels and column",
+    ),
+    _fault(
+        21,
+        LAUNCH,
+        "    if copies_ds and ds is not None:\n        ds = ds.contiguous()\n",
+        "",
+        "dS's copy",
+        "layouts and kernels and column",
     ),
     _fault(
         22,
@@ -84,7 +131,9 @@ MUTANTS = (
         "row_strides",
     ),
     _fault(23, TILES, ' + entry["reload_weight"] + has_ds', ' + entry["reload_weight"]', "dS has no memory", "a_tile"),
-    _fault(24, OPS, "s = x.contiguous() + r.contiguous()", "s = x + r", "eager S has the strides of x", "layouts"),
+    _fault(
+        24, OPS, "s = x.contiguous() + r.contiguous()", "s = x + r", "eager S has the strides of x", "layouts and eager"
+    ),
     _fault(
         25,
         EAGER,
@@ -93,13 +142,22 @@ MUTANTS = (
         "eager dX is rounded twice",
         _BITS.replace("kernels", "eager"),
     ),
-    _fault(26, OPS, "ddx if ctx.needs_input_grad[4] else None", "None", "the derivative for dS is lost", "second"),
+    _fault(
+        26,
+        OPS,
+        "ddx if ctx.needs_input_grad[4] else None",
+        "None",
+        "the derivative for dS is lost",
+        "second_derivatives",
+    ),
     _fault(27, OPS, "dx if needs_dr else None, dw, None", "None, dw, None", "the operator loses dR", "operator"),
     _fault(28, FUNCTION, "dX if needs_dr else None", "None", "dR is lost", _BITS),
     _fault(
         29, FUNCTION, _NEEDS, _NEEDS.replace(" or needs_dr", ""), "dR is lost where X needs no gradient", "unneeded"
     ),
-    _fault(30, OPS, "if ds is None or not needs_dx:", "if True:", "dS is lost under create_graph", "second"),
+    _fault(
+        30, OPS, "if ds is None or not needs_dx:", "if True:", "dS is lost under create_graph", "second_derivatives"
+    ),
     _fault(
         31, FUNCTION, "dX: torch.Tensor | None = dS", "dX: torch.Tensor | None = None", "dS alone is lost", "absent"
     ),
