@@ -155,9 +155,7 @@ MUTANTS = (
     _fault(
         29, FUNCTION, _NEEDS, _NEEDS.replace(" or needs_dr", ""), "dR is lost where X needs no gradient", "unneeded"
     ),
-    _fault(
-        30, OPS, "if ds is None or not needs_dx:", "if True:", "dS is lost under create_graph", "second_derivatives"
-    ),
+    _fault(30, OPS, "if ds is None or not needs_dx:", "if True:", "dS is lost under create_graph", "create_graph"),
     _fault(
         31, FUNCTION, "dX: torch.Tensor | None = dS", "dX: torch.Tensor | None = None", "dS alone is lost", "absent"
     ),

@@ -317,6 +317,16 @@ def doubles() -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_create_graph_changes_no_bits(mode: str, machine: str) -> None:
+    x, r, dy, ds, w = inputs(7, 24, torch.bfloat16)
+    leaves = [t.clone().requires_grad_() for t in (x, r, w)]
+    both = liger_fused_add_rms_norm(*leaves, EPS, OFFSET, mode)
+    wanted = torch.autograd.grad(both, leaves, (dy, ds), retain_graph=True)
+    got = torch.autograd.grad(both, leaves, (dy, ds), create_graph=True)
+    assert equal(tuple(t.detach() for t in got), wanted)
+
+
 @pytest.mark.interpret
 def test_first_derivatives_of_the_kernels_are_numerically_right() -> None:
     def both(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> Tensors:
