@@ -82,7 +82,7 @@ def _check_settings(eps: float, offset: float, casting_mode: str, in_place: Any,
         raise ValueError(f"casting_mode must be one of {CASTING_MODE_NAMES}, got {casting_mode!r}")
     if not 0.0 <= eps < math.inf:
         raise ValueError(f"eps must be finite and not negative, got {eps!r}")
-    if not math.isfinite(offset):
+    if not -math.inf < offset < math.inf:
         raise ValueError(f"offset must be finite, got {offset!r}")
     check_bool("in_place", in_place)
     if row_mode is not None and not isinstance(row_mode, bool):
@@ -119,6 +119,22 @@ def check_tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a dense tensor, got a {nested}tensor of layout {value.layout}")
 
 
+def check_like_x(name: str, value: torch.Tensor, x: torch.Tensor) -> None:
+    """Raise TypeError for another dtype than x's, ValueError for another shape or device."""
+    if value.dtype != x.dtype:
+        raise TypeError(f"{name} must have X's dtype, got {value.dtype} and {x.dtype}")
+    if value.shape != x.shape:
+        raise ValueError(f"{name} must have X's shape, got {tuple(value.shape)} and {tuple(x.shape)}")
+    if value.device != x.device:
+        raise ValueError(f"{name} and X must be on one device, got {name} on {value.device} and X on {x.device}")
+
+
+def check_residual(r: Any, x: torch.Tensor) -> None:
+    """Raise TypeError for what is no dense tensor of x's dtype, ValueError for another shape or device than x's."""
+    check_tensor("R", r)
+    check_like_x("R", r, x)
+
+
 def check_forward(x: Any, w: Any, eps: float, offset: float, casting_mode: str) -> None:
     """Raise TypeError for a dtype or layout, ValueError for a shape, device or setting that cannot be computed."""
     check_settings(eps, offset, casting_mode)
@@ -136,12 +152,7 @@ def check_backward(
 ) -> None:
     """The forward's checks, and dy's and rstd's dtype (TypeError), shape and device (ValueError)."""
     check_forward(x, w, eps, offset, casting_mode)
-    if dy.dtype != x.dtype:
-        raise TypeError(f"dY must have X's dtype, got {dy.dtype} and {x.dtype}")
-    if dy.shape != x.shape:
-        raise ValueError(f"dY must have X's shape, got {tuple(dy.shape)} and {tuple(x.shape)}")
-    if dy.device != x.device:
-        raise ValueError(f"dY and X must be on one device, got dY on {dy.device} and X on {x.device}")
+    check_like_x("dY", dy, x)
     rstd_dtype = compute_dtype(x.dtype)
     if rstd.dtype != rstd_dtype:
         raise TypeError(f"RSTD must be {rstd_dtype} for X in {x.dtype}, got {rstd.dtype}")

@@ -72,8 +72,12 @@ def rms_norm_backward(
     needs_dx: bool,
     needs_dw: bool,
     row_mean: RowMean = _sum_over_count,
+    ds: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """dx, like x, and dw, like w; each None where it is not needed. The compute dtype is rstd's."""
+    """dx, like x, and dw, like w; each None where it is not needed. The compute dtype is rstd's.
+
+    ds: like x, added to dx before its rounding.
+    """
     c_dtype = rstd.dtype
     x_c, dy_c, rstd = x.to(c_dtype), dy.to(c_dtype), rstd.unsqueeze(-1)
     x_hat = x_c * rstd
@@ -81,7 +85,10 @@ def rms_norm_backward(
     if needs_dx:
         m = dy_c if w is None else dy_c * _shifted_weight(w, offset, casting_mode, x.dtype, c_dtype)
         projection = row_mean(m * x_c) * rstd
-        dx = (rstd * (m - x_hat * projection)).to(x.dtype)
+        dx = rstd * (m - x_hat * projection)
+        if ds is not None:
+            dx = dx + ds.to(c_dtype)
+        dx = dx.to(x.dtype)
     if needs_dw and w is not None:
         if casting_mode != "gemma":
             x_hat = x_hat.to(x.dtype).to(c_dtype)

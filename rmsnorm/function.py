@@ -1,4 +1,4 @@
-"""LigerRMSNormFunction and liger_rms_norm: the operators with their gradients."""
+"""The norm and the norm of a sum, as functions of PyTorch: the operators with their gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from rmsnorm import nested, ops, ownership, sharding, transforms
-from rmsnorm.checks import check_inputs, check_settings
+from rmsnorm.checks import check_inputs, check_residual, check_settings
 
 
 class LigerRMSNormFunction(torch.autograd.Function):
@@ -31,7 +31,7 @@ class LigerRMSNormFunction(torch.autograd.Function):
         if type(X) is not torch.Tensor or not (W is None or isinstance(W, torch.Tensor)):
             sharding.register()  # perhaps the first DTensor
             if nested.is_jagged(X):
-                return nested.map_values(cls.apply, X, W, eps, offset, casting_mode, in_place, row_mode)
+                return nested.map_values(cls.apply, (X,), W, eps, offset, casting_mode, in_place, row_mode)
             check_inputs(X, W)
         if _is_traced(X):
             return transforms.rms_norm(X, W, eps, offset, casting_mode)
@@ -63,24 +63,98 @@ class LigerRMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        compiling = torch.compiler.is_compiling()
-        exclusive = ctx.in_place and not compiling and not torch.is_grad_enabled() and ownership.is_exclusive(grads)
-        (dY,) = grads
-        X, W, RSTD = ctx.saved_tensors
-        settings = ctx.settings
-        needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        dX: torch.Tensor | None = None
-        dW: torch.Tensor | None = None
-        if torch._C._are_functorch_transforms_active():  # torch.func.vmap over this backward
-            dX, dW = transforms.rms_norm_backward(dY, X, W, *settings[:3])
-        elif torch.is_grad_enabled() and not compiling:  # create_graph: the operator's own derivative
-            dX, dW = ops.rms_norm_backward(dY, X, W, RSTD, *settings, needs_dx, needs_dw)
-        elif needs_dx and exclusive and ops.overwrites(X):
-            dW = ops.backward_(dY, X, W, RSTD, *settings, needs_dw)
-            dX = dY
-        else:
-            dX, dW = ops.backward(dY, X, W, RSTD, *settings, needs_dx, needs_dw)
-        return (dX if needs_dx else None, dW if needs_dw else None, None, None, None, None, None)
+        dX, dW = _gradients(ctx, grads, *ctx.needs_input_grad[:2])
+        return dX, dW, None, None, None, None, None
+
+
+class LigerFusedAddRMSNormFunction(torch.autograd.Function):
+    """X + R and its RMSNorm, with gradients for X, R and W, of any order. See `liger_fused_add_rms_norm`."""
+
+    @classmethod
+    def apply(
+        cls,
+        X: torch.Tensor,
+        R: torch.Tensor,
+        W: torch.Tensor | None,
+        eps: float,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        in_place: bool = False,
+        row_mode: bool | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Y and S. torch.compile traces `forward` and `backward` without coming here."""
+        eps, offset = check_settings(eps, offset, casting_mode, in_place, row_mode)
+        if type(X) is not torch.Tensor or type(R) is not torch.Tensor or not (W is None or isinstance(W, torch.Tensor)):
+            sharding.register()  # perhaps the first DTensor
+            if nested.is_jagged(X):
+                return nested.map_values(cls.apply, (X, R), W, eps, offset, casting_mode, in_place, row_mode)
+            check_inputs(X, W)
+            check_residual(R, X)
+        if _is_traced(X) or transforms.is_masked(R):
+            return transforms.add_rms_norm(X, R, W, eps, offset, casting_mode)
+        needs_gradient = X.requires_grad or R.requires_grad or (W is not None and W.requires_grad)
+        if not torch.is_grad_enabled() or not needs_gradient:
+            return ops.add_and_normalize(X, R, W, eps, offset, casting_mode, row_mode)
+        return super().apply(X, R, W, eps, offset, casting_mode, in_place, row_mode)
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        X: torch.Tensor,
+        R: torch.Tensor,
+        W: torch.Tensor | None,
+        eps: float,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        in_place: bool = False,
+        row_mode: bool | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if torch.compiler.is_compiling():  # Dynamo comes here past `apply`
+            eps, offset = check_settings(eps, offset, casting_mode, in_place, row_mode)
+            check_inputs(X, W)
+            check_residual(R, X)
+            if torch._C._are_functorch_transforms_active():  # it drops `backward` then
+                return transforms.add_rms_norm(X, R, W, eps, offset, casting_mode)
+        Y, S, RSTD = ops.add_forward(X, R, W, eps, offset, casting_mode, row_mode)
+        ctx.save_for_backward(S, W, RSTD)
+        ctx.set_materialize_grads(False)  # a program may use one of the two
+        ctx.settings = (eps, offset, casting_mode, row_mode)
+        ctx.in_place = in_place
+        return Y, S
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        needs_dx, needs_dr, needs_dw = ctx.needs_input_grad[:3]
+        dX, dW = _gradients(ctx, grads, needs_dx or needs_dr, needs_dw)
+        return dX if needs_dx else None, dX if needs_dr else None, dW, None, None, None, None, None
+
+
+def _gradients(
+    ctx: Any, grads: tuple[Any, ...], needs_dx: bool, needs_dw: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """dX and dW, or None for what is not needed.
+
+    grads: what a backward was called with, (dY,) or (dY, dS), of which it has taken nothing yet.
+    """
+    compiling = torch.compiler.is_compiling()
+    exclusive = ctx.in_place and not compiling and not torch.is_grad_enabled() and ownership.is_exclusive(grads)
+    dY, dS = grads if len(grads) == 2 else (grads[0], None)
+    X, W, RSTD = ctx.saved_tensors  # X is S where a residual was added
+    eps, offset, casting_mode, _ = settings = ctx.settings
+    dX: torch.Tensor | None = dS
+    dW: torch.Tensor | None = None
+    if dY is None:  # nothing has used Y
+        pass
+    elif torch._C._are_functorch_transforms_active():  # torch.func.vmap over this backward
+        dX, dW = transforms.rms_norm_backward(dY, X, W, eps, offset, casting_mode, dS)
+    elif torch.is_grad_enabled() and not compiling:  # create_graph: the operators' own derivatives
+        dX, dW = ops.differentiable_backward(dY, X, W, RSTD, *settings, needs_dx, needs_dw, ds=dS)
+    elif needs_dx and exclusive and ops.overwrites(X, W, dS):
+        dW = ops.backward_(dY, X, W, RSTD, *settings, needs_dw, ds=dS)
+        dX = dY
+    else:
+        dX, dW = ops.backward(dY, X, W, RSTD, *settings, needs_dx, needs_dw, ds=dS)
+    return dX if needs_dx else None, dW if needs_dw else None
 
 
 def _is_traced(X: Any) -> bool:
@@ -132,8 +206,53 @@ def liger_rms_norm(
         return LigerRMSNormFunction.apply(X, W, eps, offset, casting_mode, in_place, row_mode)
     eps, offset = check_settings(eps, offset, casting_mode, in_place, row_mode)
     if nested.is_jagged(X):
-        return nested.map_values(liger_rms_norm, X, W, eps, offset, casting_mode, in_place, row_mode)
+        return nested.map_values(liger_rms_norm, (X,), W, eps, offset, casting_mode, in_place, row_mode)
     check_inputs(X, W)
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return transforms.rms_norm(X, W, eps, offset, casting_mode)
     return ops.rms_norm_forward(X, W, eps, offset, casting_mode, row_mode)[0]
+
+
+def liger_fused_add_rms_norm(
+    X: torch.Tensor,
+    R: torch.Tensor,
+    W: torch.Tensor | None,
+    eps: float,
+    offset: float = 0.0,
+    casting_mode: str = "llama",
+    in_place: bool = True,
+    row_mode: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """S = X + R, rounded to X's dtype, and Y, the RMSNorm of S: the bits of `X + R` and then `liger_rms_norm`.
+
+    With gradients dY and dS, dX = dR = the norm's dX, not rounded yet, + dS, rounded once.
+
+    Args:
+        X: (..., H), float16, bfloat16, float32 or float64, any strides; a jagged NestedTensor too.
+        R: the residual, shape, dtype and device of X, any strides.
+        W, eps, offset, casting_mode, in_place, row_mode: see `liger_rms_norm`.
+
+    Returns:
+        (Y, S): shape and dtype of X, contiguous. S is kept for the backward: autograd raises where it was overwritten.
+
+    Raises:
+        TypeError, ValueError: as `liger_rms_norm`, and for R in another dtype, or of another shape or device than X.
+    """
+    if has_torch_function_variadic(X, R, W):  # torch.fx records the call; subclasses and modes see one function
+        return handle_torch_function(
+            liger_fused_add_rms_norm,
+            (X, R, W),
+            *(X, R, W, eps, offset, casting_mode),
+            in_place=in_place,
+            row_mode=row_mode,
+        )
+    if not torch.compiler.is_compiling():
+        return LigerFusedAddRMSNormFunction.apply(X, R, W, eps, offset, casting_mode, in_place, row_mode)
+    eps, offset = check_settings(eps, offset, casting_mode, in_place, row_mode)
+    if nested.is_jagged(X):
+        return nested.map_values(liger_fused_add_rms_norm, (X, R), W, eps, offset, casting_mode, in_place, row_mode)
+    check_inputs(X, W)
+    check_residual(R, X)
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return transforms.add_rms_norm(X, R, W, eps, offset, casting_mode)
+    return ops.add_rms_norm_forward(X, R, W, eps, offset, casting_mode, row_mode)[:2]

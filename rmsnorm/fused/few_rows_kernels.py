@@ -47,21 +47,24 @@ def _sum_columns(
     tl.store(dw_ptr + cols, dw.to(dw_ptr.dtype.element_ty), mask=col_mask)
 
 
-@triton.jit(do_not_specialize=["dy_row_steps", "x_row_steps", "n_rows"])
+@triton.jit(do_not_specialize=["dy_row_steps", "ds_row_steps", "x_row_steps", "n_rows"])
 def rms_norm_backward_few_rows_kernel(
     dy_ptr,
+    ds_ptr,
     x_ptr,
     w_ptr,
     rstd_ptr,
     dx_ptr,
     dw_ptr,
     dy_row_steps,
+    ds_row_steps,
     x_row_steps,
     n_rows,
     n_cols: tl.constexpr,
     offset: tl.constexpr,
     CASTING_MODE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    HAS_DS: tl.constexpr,
     NEEDS_DX: tl.constexpr,
     RELOAD_WEIGHT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -76,8 +79,9 @@ def rms_norm_backward_few_rows_kernel(
     if NEEDS_DX:
         # A program beyond the tiles has none: that kernel's loop starts where it ends.
         rms_norm_backward_kernel(
-            dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, dy_row_steps, x_row_steps, n_rows, n_cols, offset,
-            CASTING_MODE, HAS_WEIGHT, True, False, RELOAD_WEIGHT, BLOCK_ROWS, BLOCK_COLS, STRIDE_ALIGN, NUM_STAGES,
+            dy_ptr, ds_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, dy_row_steps, ds_row_steps, x_row_steps, n_rows,
+            n_cols, offset, CASTING_MODE, HAS_WEIGHT, HAS_DS, True, False, RELOAD_WEIGHT, BLOCK_ROWS, BLOCK_COLS,
+            STRIDE_ALIGN, NUM_STAGES,
         )  # fmt: skip
         slice_of_dw -= tl.cdiv(n_rows, BLOCK_ROWS)
     if slice_of_dw >= 0:

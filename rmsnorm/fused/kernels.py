@@ -9,6 +9,9 @@
     dx = rstd * (m - x * rstd^2 * sum(m * x) / n_cols)
     dw = sum over rows of dy * x_hat
 
+With a residual r, s = x + r takes x's place, rounded to x's dtype: the bits of x + r in PyTorch. The gradient ds that
+arrives at s is added to dx before its rounding.
+
 Every operand is cast to the compute dtype (float32; float64 for float64 x) as it is loaded. A casting mode is the set
 of places where a value is rounded to x's dtype on the way; each such place is a `_round` call under the name of the
 rounding point, and y, dx and dw are rounded once more by the cast before their store:
@@ -88,6 +91,28 @@ def _load_rows(ptr, rows, row_steps, cols, mask, STRIDE_ALIGN: tl.constexpr, EVI
 
 
 @triton.jit
+def _load_input(
+    x_ptr,
+    r_ptr,
+    rows,
+    x_row_steps,
+    r_row_steps,
+    cols,
+    mask,
+    STRIDE_ALIGN: tl.constexpr,
+    EVICTION: tl.constexpr,
+    C_DTYPE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """What is normalized: rows of x, or of s = x + r, in x's dtype, as s is stored."""
+    x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, EVICTION)
+    if HAS_RESIDUAL:
+        r = _load_rows(r_ptr, rows, r_row_steps, cols, mask, STRIDE_ALIGN, EVICTION)
+        x = (x.to(C_DTYPE) + r.to(C_DTYPE)).to(x.dtype)  # rounding point: s
+    return x
+
+
+@triton.jit
 def _store_rows(ptr, rows, n_cols: tl.constexpr, cols, mask, value):
     """Round value to the dtype of the contiguous matrix, once, and store its rows."""
     tl.store(ptr + (rows * n_cols)[:, None] + cols[None, :], value.to(ptr.dtype.element_ty), mask=mask)
@@ -130,18 +155,22 @@ def _x_hat(x, rstd, X_DTYPE: tl.constexpr, CASTING_MODE: tl.constexpr):
     return x_hat
 
 
-@triton.jit(do_not_specialize=["x_row_steps", "n_rows"])
+@triton.jit(do_not_specialize=["x_row_steps", "r_row_steps", "n_rows"])
 def rms_norm_forward_kernel(
     x_ptr,
+    r_ptr,
     w_ptr,
     y_ptr,
+    s_ptr,
     rstd_ptr,
     x_row_steps,
+    r_row_steps,
     n_rows,
     n_cols: tl.constexpr,
     eps: tl.constexpr,
     offset: tl.constexpr,
     CASTING_MODE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     STORES_RSTD: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -149,10 +178,11 @@ def rms_norm_forward_kernel(
     N_HELD: tl.constexpr,
     STRIDE_ALIGN: tl.constexpr,
 ):
-    """One program: BLOCK_ROWS rows of y (contiguous) and of rstd, where a backward may ask for it.
+    """One program: BLOCK_ROWS rows of y and s (contiguous), and of rstd, where a backward may ask for it.
 
     The first N_HELD chunks of a row stay in registers between the sum and the product. Those that registers cannot
-    hold are loaded twice: the second time, last chunk first, they come from the caches.
+    hold are loaded twice: the second time, last chunk first, they come from the caches. s is summed again then, and
+    never read: other threads of the program may have stored it, and nobody waits for them.
     """
     X_DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     C_DTYPE: tl.constexpr = tl.float64 if tl.float64 == X_DTYPE else tl.float32
@@ -170,7 +200,12 @@ def rms_norm_forward_kernel(
     for chunk in tl.static_range(N_HELD):
         cols = chunk * BLOCK_COLS + chunk_cols
         mask = row_mask[:, None] & (cols < n_cols)[None, :]
-        held_x += (_load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, HELD_EVICTION),)
+        held_x += (
+            _load_input(
+                x_ptr, r_ptr, rows, x_row_steps, r_row_steps, cols, mask, STRIDE_ALIGN, HELD_EVICTION, C_DTYPE,
+                HAS_RESIDUAL,
+            ),
+        )  # fmt: skip
         if HAS_WEIGHT and HOLDS_ALL:  # there is room to load it before the sum is known, not after
             held_w += (_load_weight(w_ptr, cols, cols < n_cols),)
         squares += _squares(held_x[chunk].to(C_DTYPE), X_DTYPE, CASTING_MODE)
@@ -178,8 +213,11 @@ def rms_norm_forward_kernel(
         for chunk in tl.range(N_HELD, N_CHUNKS, num_stages=1):
             cols = chunk * BLOCK_COLS + chunk_cols
             mask = row_mask[:, None] & (cols < n_cols)[None, :]
-            x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_last").to(C_DTYPE)
-            squares += _squares(x, X_DTYPE, CASTING_MODE)
+            x = _load_input(
+                x_ptr, r_ptr, rows, x_row_steps, r_row_steps, cols, mask, STRIDE_ALIGN, "evict_last", C_DTYPE,
+                HAS_RESIDUAL,
+            )  # fmt: skip
+            squares += _squares(x.to(C_DTYPE), X_DTYPE, CASTING_MODE)
 
     rstd = _rstd(tl.sum(squares, axis=1), n_cols, eps, X_DTYPE, C_DTYPE, CASTING_MODE)
     if STORES_RSTD:
@@ -189,8 +227,13 @@ def rms_norm_forward_kernel(
         for reverse_chunk in tl.range(0, N_CHUNKS - N_HELD, num_stages=1):
             cols = (N_CHUNKS - 1 - reverse_chunk) * BLOCK_COLS + chunk_cols
             mask = row_mask[:, None] & (cols < n_cols)[None, :]
-            x = _load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_first").to(C_DTYPE)
-            y = _x_hat(x, rstd[:, None], X_DTYPE, CASTING_MODE)
+            x = _load_input(
+                x_ptr, r_ptr, rows, x_row_steps, r_row_steps, cols, mask, STRIDE_ALIGN, "evict_first", C_DTYPE,
+                HAS_RESIDUAL,
+            )  # fmt: skip
+            if HAS_RESIDUAL:
+                _store_rows(s_ptr, rows, n_cols, cols, mask, x)
+            y = _x_hat(x.to(C_DTYPE), rstd[:, None], X_DTYPE, CASTING_MODE)
             if HAS_WEIGHT:
                 w = _load_weight(w_ptr, cols, cols < n_cols)
                 y *= _shifted_weight(w, offset, X_DTYPE, C_DTYPE, CASTING_MODE)[None, :]
@@ -198,6 +241,8 @@ def rms_norm_forward_kernel(
     for chunk in tl.static_range(N_HELD):
         cols = chunk * BLOCK_COLS + chunk_cols
         mask = row_mask[:, None] & (cols < n_cols)[None, :]
+        if HAS_RESIDUAL:
+            _store_rows(s_ptr, rows, n_cols, cols, mask, held_x[chunk])
         y = _x_hat(held_x[chunk].to(C_DTYPE), rstd[:, None], X_DTYPE, CASTING_MODE)
         if HAS_WEIGHT:
             if HOLDS_ALL:
@@ -208,21 +253,24 @@ def rms_norm_forward_kernel(
         _store_rows(y_ptr, rows, n_cols, cols, mask, y)
 
 
-@triton.jit(do_not_specialize=["dy_row_steps", "x_row_steps", "n_rows"])
+@triton.jit(do_not_specialize=["dy_row_steps", "ds_row_steps", "x_row_steps", "n_rows"])
 def rms_norm_backward_kernel(
     dy_ptr,
+    ds_ptr,
     x_ptr,
     w_ptr,
     rstd_ptr,
     dx_ptr,
     dw_partial_ptr,
     dy_row_steps,
+    ds_row_steps,
     x_row_steps,
     n_rows,
     n_cols: tl.constexpr,
     offset: tl.constexpr,
     CASTING_MODE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    HAS_DS: tl.constexpr,
     NEEDS_DX: tl.constexpr,
     NEEDS_DW: tl.constexpr,
     RELOAD_WEIGHT: tl.constexpr,
@@ -286,6 +334,8 @@ def rms_norm_backward_kernel(
                 cols = chunk * BLOCK_COLS + chunk_cols
                 mask = row_mask[:, None] & (cols < n_cols)[None, :]
                 dx = rstd * (m[chunk] - x_hat[chunk] * projection)
+                if HAS_DS:
+                    dx += _load_rows(ds_ptr, rows, ds_row_steps, cols, mask, STRIDE_ALIGN, EVICTION).to(C_DTYPE)
                 _store_rows(dx_ptr, rows, n_cols, cols, mask, dx)
 
     if NEEDS_DW:

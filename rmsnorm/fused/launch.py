@@ -31,12 +31,16 @@ def rms_norm_forward(
     config: ForwardConfig | None = None,
     records: bool = False,
     needs_rstd: bool = True,
+    r: torch.Tensor | None = None,
+    s: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Any]:
     """y, shape and dtype of x, and rstd, x.shape[:-1] in the compute dtype, or None; both contiguous.
 
     x: (..., n_cols), any strides; w: (n_cols,) or None. `config` replaces the tile that the shape would get. `records`
     puts the launch into the graph that torch.compile is making; the number of rows may be symbolic there. Without
     `needs_rstd`, where nobody can ask for a gradient, rstd is neither stored nor allocated.
+
+    With a residual r, like x, of any strides, the sum x + r is written to s, like x and contiguous, and normalized.
     """
     shape, dtype = tuple(x.shape), x.dtype  # new_empty takes twice as long over a torch.Size
     y = x.new_empty(shape)
@@ -47,11 +51,17 @@ def rms_norm_forward(
     if w is not None:
         w, w_dtype = w.contiguous(), w.dtype
     make_plan = plans.forward_plan.__wrapped__ if records else plans.forward_plan  # a symbol cannot be looked up
-    plan = make_plan(shape, x.stride(), dtype, w_dtype, eps, offset, casting_mode, row_mode, config, needs_rstd)
-    if plan.copies_x:
+    r_strides = None if r is None else r.stride()
+    plan = make_plan(
+        shape, x.stride(), dtype, w_dtype, eps, offset, casting_mode, row_mode, config, needs_rstd, r_strides
+    )
+    copies_x, copies_r = plan.copies
+    if copies_x:
         x = x.contiguous()
+    if copies_r and r is not None:
+        r = r.contiguous()
     submit = plan.variant.record if records else plan.variant.launch
-    submit(plan.n_programs, (x, w, y, rstd), plan.integers)
+    submit(plan.n_programs, (x, r, w, y, s, rstd), plan.integers)
     return y, rstd
 
 
@@ -68,13 +78,14 @@ def rms_norm_backward(
     row_mode: bool | None = None,
     config: BackwardConfig | FewRowsConfig | SplitConfig | None = None,
     records: bool = False,
+    ds: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """Write dx, unless it is None, and give dw, (n_cols,) in w's dtype, or None where it is not needed.
 
     dy, x: (..., n_cols), any strides; w: (n_cols,) or None; rstd: from the forward; dx: contiguous, and possibly dy
     itself, the same tensor object. `config` replaces the tile and the program count that the shape would get. `records`
     puts the launches into the graph that torch.compile is making, which holds no cooperative launch: rows that are
-    split cannot be recorded.
+    split cannot be recorded. `ds`, like dy, is added to dx before its rounding.
     """
     shape = tuple(x.shape)
     n_cols = shape[-1]
@@ -85,12 +96,17 @@ def rms_norm_backward(
     if rstd.numel() == 0 or (dx is None and dw is None):
         return None if dw is None else dw.zero_()
     device, needs = x.device, (dx is not None, dw is not None)
+    ds_strides = None if ds is None else ds.stride()
+    strides = dy.stride(), x.stride()
     plan = plans.backward_plan(
-        shape, dy.stride(), x.stride(), x.dtype, w_dtype, offset, casting_mode, *needs, row_mode, device, config
+        shape, *strides, x.dtype, w_dtype, offset, casting_mode, *needs, row_mode, device, config, ds_strides
     )
-    if plan.copies_dy:
+    copies_dy, copies_ds, copies_x = plan.copies
+    if copies_dy:
         dy = dy.contiguous()
-    if plan.copies_x:
+    if copies_ds and ds is not None:
+        ds = ds.contiguous()
+    if copies_x:
         x = x.contiguous()
     rstd = rstd.contiguous()
     n_partials = plan.n_partials
@@ -98,13 +114,13 @@ def rms_norm_backward(
         assert plan.variant is not None
         own_dx = torch.empty_like(dy) if dx is dy else dx  # the programs of dw still read dy
         submit = plan.variant.record if records else plan.variant.launch
-        submit(plan.n_programs, (dy, x, w, rstd, own_dx, dw), plan.integers)
+        submit(plan.n_programs, (dy, ds, x, w, rstd, own_dx, dw), plan.integers)
         if dx is dy and own_dx is not None:
             dy.copy_(own_dx)
         return dw
     if dw is not None:
         dw_partial = rstd.new_empty((n_partials, n_cols))
-    tensors = (dy, x, w, rstd, dx, dw_partial)
+    tensors = (dy, ds, x, w, rstd, dx, dw_partial)
     if plan.split is not None:
         n_partials = _launch_split(plan.split, tensors, plan.integers)
     elif plan.variant is not None:
@@ -131,7 +147,7 @@ def reads_dy_late(x: torch.Tensor) -> bool:
 
 def _launch_split(settings: plans.SplitSettings, tensors: Tensors, integers: Integers) -> int:
     """Launch no more groups than can be resident, at most one a row, and give their number."""
-    config, dtype, n_rows = settings[0], settings[1], integers[2]
+    config, dtype, n_rows = settings[0], settings[1], integers[-1]
     lead = tensors[0]
     assert lead is not None
     bits, empty = (

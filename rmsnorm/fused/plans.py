@@ -58,9 +58,18 @@ def row_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
     return n_cols if stride is None else stride
 
 
-def _stride_align(itemsize: int, *strides: int) -> int:
-    """The largest power of two that divides every stride, up to 16 bytes: what one vector access can use."""
-    return math.gcd(16 // itemsize, *strides)
+def _rows(
+    shape: tuple[int, ...], itemsize: int, *operands: tuple[int, ...] | None
+) -> tuple[tuple[bool, ...], tuple[int, ...], int]:
+    """Of every operand, given by its strides: whether it must be copied, and its row stride in steps of `align`.
+
+    `align` is the largest power of two that divides every stride, up to 16 bytes: what one vector access can use. An
+    operand that is not there, None, has no steps and does not count.
+    """
+    strides = [0 if operand is None else row_stride(shape, operand) for operand in operands]
+    known = [shape[-1] if stride is None else stride for stride in strides]
+    align = math.gcd(16 // itemsize, *known)
+    return tuple(stride is None for stride in strides), tuple(stride // align for stride in known), align
 
 
 @functools.cache
@@ -85,6 +94,7 @@ def _forward_variant(
     offset: float,
     casting_mode: str,
     align: int,
+    has_residual: bool,
     needs_rstd: bool,
 ) -> Variant:
     return Variant(
@@ -94,6 +104,7 @@ def _forward_variant(
             eps,
             offset,
             CASTING_MODES[casting_mode],
+            has_residual,
             w_dtype is not None,
             needs_rstd,
             config.block_rows,
@@ -113,6 +124,7 @@ def _backward_variant(
     n_cols: int,
     offset: float,
     casting_mode: str,
+    has_ds: bool,
     needs_dx: bool,
     needs_dw: bool,
     align: int,
@@ -124,6 +136,7 @@ def _backward_variant(
             offset,
             CASTING_MODES[casting_mode],
             w_dtype is not None,
+            has_ds,
             needs_dx,
             needs_dw,
             config.reload_weight,
@@ -144,6 +157,7 @@ def _few_rows_variant(
     n_cols: int,
     offset: float,
     casting_mode: str,
+    has_ds: bool,
     needs_dx: bool,
     align: int,
 ) -> Variant:
@@ -155,6 +169,7 @@ def _few_rows_variant(
             offset,
             CASTING_MODES[casting_mode],
             w_dtype is not None,
+            has_ds,
             needs_dx,
             tiles.reload_weight,
             tiles.block_rows,
@@ -176,6 +191,7 @@ def split_variant(
     n_cols: int,
     offset: float,
     casting_mode: str,
+    has_ds: bool,
     needs_dw: bool,
     align: int,
     publishes: bool = True,
@@ -188,6 +204,7 @@ def split_variant(
             offset,
             CASTING_MODES[casting_mode],
             w_dtype is not None,
+            has_ds,
             needs_dw,
             config.reload_rows,
             config.n_splits,
@@ -214,23 +231,23 @@ def _weight_gradient_variant(
 
 
 class ForwardPlan(NamedTuple):
-    """One forward launch, of x itself or of a contiguous copy."""
+    """One forward launch. `copies`: whether it takes x and r themselves or contiguous copies."""
 
-    copies_x: bool
+    copies: tuple[bool, ...]
     variant: Variant
     n_programs: int
     integers: Integers
 
 
 class BackwardPlan(NamedTuple):
-    """One backward launch, of dy and x themselves or of contiguous copies: `variant` for tiles, `split` for split rows.
+    """One backward launch: `variant` for tiles, `split` for split rows.
 
-    With tiles each program has a partial row of dw; split rows have no more than n_partials. Few rows have none of them
-    and n_programs programs, which write dw itself.
+    `copies`: whether it takes dy, ds and x themselves or contiguous copies. With tiles each program has a partial row
+    of dw; split rows have no more than n_partials. Few rows have none of them and n_programs programs, which write dw
+    itself.
     """
 
-    copies_dy: bool
-    copies_x: bool
+    copies: tuple[bool, ...]
     variant: Variant | None
     split: SplitSettings | None
     n_partials: int
@@ -238,7 +255,7 @@ class BackwardPlan(NamedTuple):
     n_programs: int = 0
 
 
-SplitSettings = tuple[SplitConfig, torch.dtype, torch.dtype | None, int, float, str, bool, int]
+SplitSettings = tuple[SplitConfig, torch.dtype, torch.dtype | None, int, float, str, bool, bool, int]
 
 
 @remember
@@ -253,18 +270,16 @@ def forward_plan(
     row_mode: bool | None,
     config: ForwardConfig | None,
     needs_rstd: bool = True,
+    r_strides: tuple[int, ...] | None = None,
 ) -> ForwardPlan:
     n_rows, n_cols, itemsize = math.prod(shape[:-1]), shape[-1], dtype.itemsize
-    x_row_stride = row_stride(shape, x_strides)
-    copies_x = x_row_stride is None
-    if x_row_stride is None:
-        x_row_stride = n_cols
-    align = _stride_align(itemsize, x_row_stride)
+    copies, row_steps, align = _rows(shape, itemsize, x_strides, r_strides)
     if config is None:
         row_wise = is_row_wise("forward", n_cols, itemsize, row_mode)
         config = forward_config(n_cols, itemsize, row_wise, casting_mode)
-    variant = _forward_variant(config, dtype, w_dtype, n_cols, eps, offset, casting_mode, align, needs_rstd)
-    return ForwardPlan(copies_x, variant, -(-n_rows // config.block_rows), (x_row_stride // align, n_rows))
+    about = dtype, w_dtype, n_cols, eps, offset, casting_mode, align
+    variant = _forward_variant(config, *about, r_strides is not None, needs_rstd)
+    return ForwardPlan(copies, variant, -(-n_rows // config.block_rows), (*row_steps, n_rows))
 
 
 @remember
@@ -281,36 +296,33 @@ def backward_plan(
     row_mode: bool | None,
     device: torch.device,
     config: BackwardConfig | FewRowsConfig | SplitConfig | None,
+    ds_strides: tuple[int, ...] | None = None,
 ) -> BackwardPlan:
     n_rows, n_cols, itemsize = math.prod(shape[:-1]), shape[-1], dtype.itemsize
-    dy_row_stride, x_row_stride = row_stride(shape, dy_strides), row_stride(shape, x_strides)
-    copies = dy_row_stride is None, x_row_stride is None
-    if dy_row_stride is None:
-        dy_row_stride = n_cols
-    if x_row_stride is None:
-        x_row_stride = n_cols
-    align = _stride_align(itemsize, dy_row_stride, x_row_stride)
-    integers = (dy_row_stride // align, x_row_stride // align, n_rows)
+    has_ds = ds_strides is not None
+    copies, row_steps, align = _rows(shape, itemsize, dy_strides, ds_strides, x_strides)
+    integers = (*row_steps, n_rows)
     if config is None:
         row_wise = is_row_wise("backward", n_cols, itemsize, row_mode)
         gpu = processors(device)
         if row_wise and needs_dx:
             config = split_config(n_cols, itemsize, gpu)
         if config is None and are_few(n_rows, n_cols, gpu):
-            config = few_rows_config(n_rows, n_cols, itemsize, row_wise, gpu)
+            config = few_rows_config(n_rows, n_cols, itemsize, row_wise, gpu, has_ds)
         if config is None:
-            config = backward_config(n_rows, n_cols, itemsize, row_wise, gpu)
+            config = backward_config(n_rows, n_cols, itemsize, row_wise, gpu, has_ds)
+    about = dtype, w_dtype, n_cols, offset, casting_mode, has_ds
     if isinstance(config, FewRowsConfig) and needs_dw:
         n_programs = (config.tiles.n_programs if needs_dx else 0) + -(-n_cols // config.sum_cols)
-        variant = _few_rows_variant(config, dtype, w_dtype, n_cols, offset, casting_mode, needs_dx, align)
-        return BackwardPlan(*copies, variant, None, 0, integers, n_programs)
+        variant = _few_rows_variant(config, *about, needs_dx, align)
+        return BackwardPlan(copies, variant, None, 0, integers, n_programs)
     if isinstance(config, FewRowsConfig):
         config = config.tiles
     if isinstance(config, SplitConfig):
-        settings = (config, dtype, w_dtype, n_cols, offset, casting_mode, needs_dw, align)
-        return BackwardPlan(*copies, None, settings, fewest_programs(n_rows, config.n_groups), integers)
-    variant = _backward_variant(config, dtype, w_dtype, n_cols, offset, casting_mode, needs_dx, needs_dw, align)
-    return BackwardPlan(*copies, variant, None, config.n_programs, integers)
+        settings = (config, *about, needs_dw, align)
+        return BackwardPlan(copies, None, settings, fewest_programs(n_rows, config.n_groups), integers)
+    variant = _backward_variant(config, *about, needs_dx, needs_dw, align)
+    return BackwardPlan(copies, variant, None, config.n_programs, integers)
 
 
 def are_few(n_rows: int, n_cols: int, processors: Processors) -> bool:

@@ -52,34 +52,43 @@ def _load_slice(ptr, row, row_steps, cols, mask, STRIDE_ALIGN: tl.constexpr, EVI
 def _finish_row(
     x,
     dy,
+    ds_ptr,
     w,
     rstd,
     dx_ptr,
     exchange_ptr,
     row,
+    ds_row_steps,
     cols,
     mask,
     n_cols: tl.constexpr,
     offset: tl.constexpr,
     CASTING_MODE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    HAS_DS: tl.constexpr,
     N_SPLITS: tl.constexpr,
     N_SLOTS: tl.constexpr,
+    STRIDE_ALIGN: tl.constexpr,
 ):
-    """The slice of one row of dx, from its slices of x, dy and w as they were loaded."""
+    """The slice of one row of dx, from its slices of x, dy and w as they were loaded; that of ds is loaded here."""
     X_DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
     C_DTYPE: tl.constexpr = rstd.dtype
+    if HAS_DS:  # on its way while the row's sum is waited for
+        ds = _load_slice(ds_ptr, row, ds_row_steps, cols, mask, STRIDE_ALIGN, "evict_first").to(C_DTYPE)
     projection = _divide(_collect(exchange_ptr, row, C_DTYPE, N_SPLITS, N_SLOTS), n_cols, C_DTYPE) * rstd
     m = dy.to(C_DTYPE)
     if HAS_WEIGHT:
         m *= _shifted_weight(w, offset, X_DTYPE, C_DTYPE, CASTING_MODE)
     dx = rstd * (m - x.to(C_DTYPE) * rstd * projection)
+    if HAS_DS:
+        dx += ds
     tl.store(dx_ptr + row * n_cols + cols, dx.to(X_DTYPE), mask=mask)
 
 
-@triton.jit(do_not_specialize=["dy_row_steps", "x_row_steps", "n_rows"])
+@triton.jit(do_not_specialize=["dy_row_steps", "ds_row_steps", "x_row_steps", "n_rows"])
 def rms_norm_backward_split_kernel(
     dy_ptr,
+    ds_ptr,
     x_ptr,
     w_ptr,
     rstd_ptr,
@@ -87,12 +96,14 @@ def rms_norm_backward_split_kernel(
     dw_partial_ptr,
     exchange_ptr,
     dy_row_steps,
+    ds_row_steps,
     x_row_steps,
     n_rows,
     n_cols: tl.constexpr,
     offset: tl.constexpr,
     CASTING_MODE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    HAS_DS: tl.constexpr,
     NEEDS_DW: tl.constexpr,
     RELOAD_ROWS: tl.constexpr,
     N_SPLITS: tl.constexpr,
@@ -148,8 +159,8 @@ def rms_norm_backward_split_kernel(
                     waiting_x = _load_slice(x_ptr, waiting_row, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_first")
                     waiting_dy = _load_slice(dy_ptr, waiting_row, dy_row_steps, cols, mask, STRIDE_ALIGN, "evict_first")
                 _finish_row(
-                    waiting_x, waiting_dy, w, waiting_rstd, dx_ptr, exchange_ptr, waiting_row, cols, mask,
-                    n_cols, offset, CASTING_MODE, HAS_WEIGHT, N_SPLITS, N_SLOTS,
+                    waiting_x, waiting_dy, ds_ptr, w, waiting_rstd, dx_ptr, exchange_ptr, waiting_row, ds_row_steps,
+                    cols, mask, n_cols, offset, CASTING_MODE, HAS_WEIGHT, HAS_DS, N_SPLITS, N_SLOTS, STRIDE_ALIGN,
                 )  # fmt: skip
         if not RELOAD_ROWS:
             waiting_x = x
@@ -164,8 +175,8 @@ def rms_norm_backward_split_kernel(
             waiting_x = _load_slice(x_ptr, waiting_row, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_first")
             waiting_dy = _load_slice(dy_ptr, waiting_row, dy_row_steps, cols, mask, STRIDE_ALIGN, "evict_first")
         _finish_row(
-            waiting_x, waiting_dy, w, waiting_rstd, dx_ptr, exchange_ptr, waiting_row, cols, mask,
-            n_cols, offset, CASTING_MODE, HAS_WEIGHT, N_SPLITS, N_SLOTS,
+            waiting_x, waiting_dy, ds_ptr, w, waiting_rstd, dx_ptr, exchange_ptr, waiting_row, ds_row_steps,
+            cols, mask, n_cols, offset, CASTING_MODE, HAS_WEIGHT, HAS_DS, N_SPLITS, N_SLOTS, STRIDE_ALIGN,
         )  # fmt: skip
         if NEEDS_DW:
             tl.store(dw_partial_ptr + tl.cast(group, tl.int64) * n_cols + cols, dw, mask=mask)

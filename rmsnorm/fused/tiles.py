@@ -165,12 +165,14 @@ def forward_config(n_cols: int, itemsize: int, row_wise: bool, casting_mode: str
 
 
 @functools.lru_cache(maxsize=4096)
-def _backward_tiles(n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> BackwardConfig:
+def _backward_tiles(
+    n_cols: int, itemsize: int, row_wise: bool, processors: Processors, has_ds: bool = False
+) -> BackwardConfig:
     """The backward launch for any number of rows; n_programs is the most that the processors run side by side."""
     entry = _entry("backward", n_cols, itemsize, row_wise)
     block_cols = _chunk_cols(n_cols, itemsize, entry)
     num_stages = entry["num_stages"]
-    arrays_in_flight = 3 if entry["reload_weight"] else 2
+    arrays_in_flight = 2 + entry["reload_weight"] + has_ds
     tile_bytes = arrays_in_flight * entry["block_rows"] * (n_cols + -n_cols % block_cols) * itemsize
     while num_stages > 1 and (num_stages - 1) * tile_bytes + 2048 > processors.shared_memory:
         num_stages -= 1
@@ -194,19 +196,23 @@ def fewest_programs(n_tiles: int, most: int) -> int:
     return -(-n_tiles // -(-n_tiles // most))
 
 
-def backward_config(n_rows: int, n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> BackwardConfig:
+def backward_config(
+    n_rows: int, n_cols: int, itemsize: int, row_wise: bool, processors: Processors, has_ds: bool = False
+) -> BackwardConfig:
     """The backward launch for n_rows × n_cols of x with itemsize bytes an element; never more programs than tiles."""
-    config = _backward_tiles(n_cols, itemsize, row_wise, processors)
+    config = _backward_tiles(n_cols, itemsize, row_wise, processors, has_ds)
     return _with_programs(config, fewest_programs(-(-n_rows // config.block_rows), config.n_programs))
 
 
 @functools.lru_cache(maxsize=4096)
-def few_rows_config(n_rows: int, n_cols: int, itemsize: int, row_wise: bool, processors: Processors) -> FewRowsConfig:
+def few_rows_config(
+    n_rows: int, n_cols: int, itemsize: int, row_wise: bool, processors: Processors, has_ds: bool = False
+) -> FewRowsConfig:
     """The one backward launch for few rows: their tiles, and about a program a processor for dw.
 
     A thread of dw has sixteen elements at a time, where there are as many rows.
     """
-    tiles = _backward_tiles(n_cols, itemsize, row_wise, processors)
+    tiles = _backward_tiles(n_cols, itemsize, row_wise, processors, has_ds)
     tiles = _with_programs(tiles, -(-n_rows // tiles.block_rows))
     sum_cols = min(next_power_of_two(n_cols), max(16, next_power_of_two(n_cols // processors.count)))
     sum_rows = min(next_power_of_two(n_rows), max(1, 32 * tiles.num_warps * 16 // sum_cols))

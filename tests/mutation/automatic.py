@@ -56,6 +56,7 @@ _LAUNCH, _VARIANT, _HOST = (
     "tests/rmsnorm/triton/test_variant.py",
     "tests/rmsnorm/triton/test_host_contract.py",
 )
+_RESIDUAL = "tests/rmsnorm/torch/test_residual.py -k forward_tiles or rounds_once"
 _JUDGE = "tests/references"
 _JOINTS, _VERDICT = f"{_JUDGE}/judge/test_joints.py", f"{_JUDGE}/judge/test_verdict.py"
 _PLANTED, _PATTERNS = f"{_JUDGE}/judge/test_planted_faults.py", f"{_JUDGE}/judge/test_patterns.py"
@@ -67,14 +68,16 @@ _REPORT = f"{_JUDGE}/report/test_report.py"
 # part → file → what is asked, in this order.
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "kernels": {
-        "rmsnorm/fused/kernels.py": (STATIC, CELLS, _TILES, f"{_HARD}::test_guard_pages"),
+        "rmsnorm/fused/kernels.py": (STATIC, CELLS, _TILES, f"{_HARD}::test_guard_pages", _RESIDUAL),
         "rmsnorm/fused/few_rows_kernels.py": (
             STATIC,
+            _RESIDUAL,
             f"{_TILES} -k test_tiles and few_rows",
             f"{_HARD}::test_guard_pages",
         ),
         "rmsnorm/fused/split_kernels.py": (
             STATIC,
+            _RESIDUAL,
             f"{_TILES} -k test_tiles and split",
             f"{_LAUNCH}::test_split_rows_do_not_wait_for_ever_on_nan",
             f"{_HARD}::test_guard_pages",

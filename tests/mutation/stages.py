@@ -38,6 +38,7 @@ SUITE = (  # in the order of what they cost
     "tests/rmsnorm/torch/test_eager_cells.py",
     "tests/references/test_vote.py",
     "tests/rmsnorm/torch/test_gradcheck.py",
+    "tests/rmsnorm/torch/test_residual.py",
     "tests/rmsnorm/torch/test_properties.py",
     "tests/rmsnorm/triton/test_hard_inputs.py",
     "tests/rmsnorm/triton/test_state.py",

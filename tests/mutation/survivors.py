@@ -57,7 +57,6 @@ SURVIVORS: dict[str, Survivor] = {
     "split_kernels.module.constant2": Survivor(
         "EMPTY_64 = tl.constexpr(9223335398636248750)", "any pattern of a NaN can say that a slot is empty"
     ),
-    "split_kernels._finish_row.always1": Survivor("if True:", "a row that is read again is the same row"),
     "split_kernels.rms_norm_backward_split_kernel.always4": Survivor(
         "if True:", "partial sums that nobody needs are made and not kept"
     ),

@@ -14,13 +14,16 @@ TEST_EAGER = "tests/rmsnorm/torch/test_eager_cells.py"
 TEST_GRADCHECK = "tests/rmsnorm/torch/test_gradcheck.py"
 TEST_HARD = "tests/rmsnorm/triton/test_hard_inputs.py"
 
-_SETTINGS = "ctx.settings = (eps, offset, casting_mode, row_mode)"
+_SETTINGS = "ctx.save_for_backward(X, W, RSTD)\n        ctx.settings = (eps, offset, casting_mode, row_mode)"
 _EXCLUSIVE = "exclusive = ctx.in_place and not compiling and not torch.is_grad_enabled() and "
-_GRADIENTS = "return (dX if needs_dx else None, dW if needs_dw else None,"
+_GRADIENTS = "return dX if needs_dx else None, dW if needs_dw else None"
 _EAGER_X_HAT = (
     '    x_hat = x_c * rstd\n    if casting_mode != "gemma":\n        x_hat = x_hat.to(x.dtype).to(c_dtype)\n    if w'
 )
-_EAGER_DX = "dx = (rstd * (m - x_hat * projection)).to(x.dtype)"
+_FORWARDED = (
+    f"            hidden_states,\n{12 * ' '}self.weight,\n{12 * ' '}self.variance_epsilon,\n{12 * ' '}self.offset"
+)
+_EAGER_DX = "dx = rstd * (m - x_hat * projection)\n        if ds"
 _EAGER_W = "x_hat = x_hat * _shifted_weight(w, offset,"
 
 _DX = "    if _uses_kernels(x):\n        dx = x.new_empty(x.shape) if needs_dx else None\n"
@@ -46,16 +49,16 @@ MUTANTS = (
     Mutant(
         "H18",
         FUNCTION,
-        "dW = ops.backward_(dY, X, W, RSTD, *settings, needs_dw)",
-        "dW = ops.backward_(dY, X, W, RSTD, *settings, True)",
+        "dW = ops.backward_(dY, X, W, RSTD, *settings, needs_dw, ds=dS)",
+        "dW = ops.backward_(dY, X, W, RSTD, *settings, True, ds=dS)",
         "a dW that nobody needs is computed",
         TEST_HOST,
     ),
     Mutant(
         "H19",
         FUNCTION,
-        "needs_dx, needs_dw = ctx.needs_input_grad[:2]",
-        "needs_dw, needs_dx = ctx.needs_input_grad[:2]",
+        "_gradients(ctx, grads, *ctx.needs_input_grad[:2])",
+        "_gradients(ctx, grads, *ctx.needs_input_grad[1::-1])",
         "needs of X and W are swapped",
         TEST_IN_PLACE,
     ),
@@ -91,7 +94,7 @@ MUTANTS = (
         "G13: an overwritten X goes unnoticed",
         TEST_HOST,
     ),
-    Mutant("D08", FUNCTION, _GRADIENTS, "return (dX, dW,", "gradients that nobody needs are returned", CELLS),
+    Mutant("D08", FUNCTION, _GRADIENTS, "return dX, dW", "gradients that nobody needs are returned", CELLS),
     Mutant(
         "O01",
         OPS,
@@ -176,16 +179,16 @@ MUTANTS = (
     Mutant(
         "M02",
         MODULE,
-        "            self.in_place,\n            self.row_mode,\n",
-        "            True,\n            self.row_mode,\n",
+        "            self.in_place,\n            self.row_mode,\n        )\n\n\nclass",
+        "            True,\n            self.row_mode,\n        )\n\n\nclass",
         "the module ignores in_place",
         TEST_IN_PLACE + " -k exclusive",
     ),
     Mutant(
         "M03",
         MODULE,
-        "            self.offset,\n            self.casting_mode,\n",
-        "            0.0,\n            self.casting_mode,\n",
+        _FORWARDED,
+        _FORWARDED.replace("self.offset", "0.0"),
         "the module ignores the offset",
         "tests/rmsnorm/torch/test_module.py",
     ),

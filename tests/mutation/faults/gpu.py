@@ -47,8 +47,8 @@ MUTANTS = (
     _fault(
         "G10",
         PLANS,
-        "variant = _forward_variant(config, dtype, w_dtype,",
-        "variant = _forward_variant(config, dtype, w_dtype and dtype,",
+        "about = dtype, w_dtype, n_cols, eps,",
+        "about = dtype, w_dtype and dtype, n_cols, eps,",
         "the variant does not know w's dtype",
         TEST_LAUNCH,
     ),

@@ -23,8 +23,8 @@ _STORE = "cols[None, :], value.to(ptr.dtype.element_ty), mask=mask)"
 _STORE_RSTD = "tl.store(rstd_ptr + rows, rstd, mask=row_mask)"
 _ROWS = "rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)"
 _LOAD_ROWS = "mask=mask, other=0.0, eviction_policy=EVICTION)"
-_LOAD_HELD = "_load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, HELD_EVICTION)"
-_LOAD_STREAMED = '_load_rows(x_ptr, rows, x_row_steps, cols, mask, STRIDE_ALIGN, "evict_last")'
+_LOAD_HELD = "rows, x_row_steps, r_row_steps, cols, mask, STRIDE_ALIGN, HELD_EVICTION"
+_LOAD_STREAMED = 'rows, x_row_steps, r_row_steps, cols, mask, STRIDE_ALIGN, "evict_last"'
 _WEIGHT = "tl.load(w_ptr + cols, mask=col_mask, other=0.0, eviction_policy"
 _SQUARES_POINT = "    if CASTING_MODE == NONE:\n        squares ="
 
@@ -82,7 +82,7 @@ MUTANTS = (
     _fault(
         "F17",
         _LOAD_HELD,
-        "_load_rows(x_ptr, rows, n_cols, cols, mask, 1, HELD_EVICTION)",
+        "rows, n_cols, r_row_steps, cols, mask, 1, HELD_EVICTION",
         "x is addressed with the row stride of y",
     ),
     _fault(
@@ -195,15 +195,15 @@ MUTANTS = (
     ),
     _fault(
         "C04",
-        "squares += _squares(x, X_DTYPE, CASTING_MODE)",
-        "squares += x * x",
+        "squares += _squares(x.to(C_DTYPE), X_DTYPE, CASTING_MODE)",
+        "squares += x.to(C_DTYPE) * x.to(C_DTYPE)",
         "streamed squares are not rounded",
         TILES + " -k squares_in_none",
     ),
     _fault(
         "C05",
         _LOAD_STREAMED,
-        '_load_rows(x_ptr, rows, n_cols, cols, mask, 1, "evict_last")',
+        'rows, n_cols, r_row_steps, cols, mask, 1, "evict_last"',
         "streamed chunks are addressed with the row stride of y",
         TILES + " -k some_streamed",
     ),
@@ -216,8 +216,8 @@ MUTANTS = (
     ),
     _fault(
         "C07",
-        "y = _x_hat(x, rstd[:, None], X_DTYPE, CASTING_MODE)",
-        "y = x * rstd[:, None]",
+        "y = _x_hat(x.to(C_DTYPE), rstd[:, None], X_DTYPE, CASTING_MODE)",
+        "y = x.to(C_DTYPE) * rstd[:, None]",
         "streamed x_hat is not rounded",
         TILES + " -k some_streamed and bfloat16",
     ),

@@ -14,7 +14,7 @@ TEST_TILES = "tests/rmsnorm/triton/test_tiles.py"
 TEST_HOST = "tests/rmsnorm/triton/test_host_contract.py"
 TEST_HARD = "tests/rmsnorm/triton/test_hard_inputs.py"
 
-_FORWARD_VARIANT = "    variant = _forward_variant(config, dtype, w_dtype, n_cols, eps,"
+_FORWARD_VARIANT = "    variant = _forward_variant(config, *about,"
 _SPLIT_HERE = "if row_wise and needs_dx:"
 
 MUTANTS = (
@@ -82,8 +82,8 @@ MUTANTS = (
     Mutant(
         "K06",
         PLANS,
-        "variant, -(-n_rows // config.block_rows), (x_row_stride",
-        "variant, max(1, n_rows // config.block_rows), (x_row_stride",
+        "variant, -(-n_rows // config.block_rows), (*row_steps",
+        "variant, max(1, n_rows // config.block_rows), (*row_steps",
         "the rows of the last tile are lost",
         TEST_TILES + " -k test_tiles and block",
     ),
@@ -146,31 +146,31 @@ MUTANTS = (
     Mutant(
         "H08",
         PLANS,
-        "_stride_align(itemsize, dy_row_stride, x_row_stride)",
-        "_stride_align(itemsize, x_row_stride)",
+        "math.gcd(16 // itemsize, *known)",
+        "math.gcd(16 // itemsize, *known[1:])",
         "the alignment of dY's rows is taken from x",
         TEST_HARD + "::test_row_strides_of_every_alignment",
     ),
     Mutant(
         "H09",
         PLANS,
-        "_stride_align(itemsize, dy_row_stride, x_row_stride)",
-        "_stride_align(itemsize, dy_row_stride)",
+        "math.gcd(16 // itemsize, *known)",
+        "math.gcd(16 // itemsize, *known[:-1])",
         "the alignment of x's rows is taken from dY",
         TEST_HARD + "::test_row_strides_of_every_alignment",
     ),
     Mutant(
         "H10",
         PLANS,
-        "(x_row_stride // align, n_rows))",
-        "(x_row_stride, n_rows))",
+        "tuple(stride // align for stride in known), align",
+        "tuple(known), align",
         "the row stride is multiplied twice",
     ),
     Mutant(
         "H11",
         PLANS,
-        "return math.gcd(16 // itemsize, *strides)",
-        "return 16 // itemsize",
+        "align = math.gcd(16 // itemsize, *known)",
+        "align = 16 // itemsize",
         "every row counts as aligned",
         TEST_HARD + "::test_row_strides_of_every_alignment",
     ),
@@ -342,7 +342,7 @@ MUTANTS = (
     Mutant(
         "H37",
         LAUNCH,
-        "    if plan.copies_dy:\n        dy = dy.contiguous()\n",
+        "    if copies_dy:\n        dy = dy.contiguous()\n",
         "",
         "a copied dY is not used",
         TEST_HARD + "::test_layouts",
@@ -350,31 +350,31 @@ MUTANTS = (
     Mutant(
         "H38",
         PLANS,
-        "if dy_row_stride is None:\n        dy_row_stride = n_cols",
-        "if dy_row_stride is None:\n        dy_row_stride = dy_strides[0]",
+        "known = [shape[-1] if stride is None else stride for stride in strides]",
+        "known = [o[0] if o and stride is None else stride or 0 for o, stride in zip(operands, strides, strict=True)]",
         "a copy is walked with the stride of the original",
     ),
     Mutant(
         "H39",
         PLANS,
-        "offset, casting_mode, needs_dw, align)\n        return",
-        "offset, casting_mode, True, align)\n        return",
+        "settings = (config, *about, needs_dw, align)",
+        "settings = (config, *about, True, align)",
         "split rows always write dW",
         TEST_HOST,
     ),
     Mutant(
         "H40",
         LAUNCH,
-        "shape, dy.stride(), x.stride(), x.dtype",
-        "shape, dy.stride(), dy.stride(), x.dtype",
+        "strides = dy.stride(), x.stride()",
+        "strides = dy.stride(), dy.stride()",
         "x is walked with the strides of dY",
         TEST_HARD + "::test_layouts",
     ),
     Mutant(
         "H41",
         LAUNCH,
-        "    if plan.copies_x:\n        x = x.contiguous()\n    submit",
-        "    submit",
+        "    if copies_x:\n        x = x.contiguous()\n    if copies_r",
+        "    if copies_r",
         "the forward walks x as its copy that was not made",
         TEST_HARD + "::test_layouts",
     ),

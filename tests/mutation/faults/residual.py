@@ -1,210 +1,203 @@
-"""Faults of the residual stream: in the references (the vote names them), the bounds, the cells and the judge."""
+"""Faults of the residual stream (RS): the sum, its gradient, and their way through launch, operators and autograd."""
 
 from __future__ import annotations
 
-from tests.mutation.mutant import VOTE, Mutant
+from tests.mutation.mutant import STATIC, Mutant
 
-NUMPY, TORCH, JAX = (f"references/{name}_reference.py" for name in ("numpy", "torch", "jax"))
-TOLERANCES = "references/bounds/tolerances.py"
-LOADING = "references/candidates/loading.py"
-TEST_BOUNDS = "tests/references/bounds/test_tolerances.py"
-TEST_LOADING = "tests/references/candidates/test_loading.py"
-TEST_STRANGERS = "tests/references/candidates/test_strangers.py"
-TEST_CELLS = "tests/references/cells/test_cells.py"
+KERNELS, FEW, SPLIT = (f"rmsnorm/fused/{name}.py" for name in ("kernels", "few_rows_kernels", "split_kernels"))
+LAUNCH, PLANS, TILES = (f"rmsnorm/fused/{name}.py" for name in ("launch", "plans", "tiles"))
+OPS, FUNCTION, EAGER, CHECKS, TRANSFORMS, NESTED, MODULE = (
+    f"rmsnorm/{name}.py" for name in ("ops", "function", "eager", "checks", "transforms", "nested", "module")
+)
+TESTS = "tests/rmsnorm/torch/test_residual.py"
+GUARD_PAGES = "tests/rmsnorm/triton/test_hard_inputs.py::test_guard_pages"
+PROGRAMS = "tests/rmsnorm/torch/test_residual_programs.py"
 
-REFERENCES = (
-    Mutant("RR1", NUMPY, "(d_norm + ds.astype(d_norm.dtype))", "d_norm", "dS is dropped", VOTE),
-    Mutant(
-        "RR2",
-        NUMPY,
-        "dx = (d_norm + ds",
-        "dx = (d_norm.astype(x.dtype).astype(d_norm.dtype) + ds",
-        "dS is added after a rounding",
-        VOTE,
-    ),
-    Mutant("RR3", NUMPY, "_gradients(dy, s, w,", "_gradients(dy, x, w,", "the gradients are those of X", VOTE),
-    Mutant(
-        "RR4",
-        TORCH,
-        "s = _cast(wide_x + wide_r, x.dtype)",
-        "s = wide_x + wide_r",
-        "the backward's sum is unrounded",
-        VOTE,
-    ),
-    Mutant(
-        "RR5",
-        TORCH,
-        "torch.autograd.grad((y, s), wanted, arriving)",
-        "torch.autograd.grad(y, wanted, arriving[0])",
-        "dS is dropped",
-        VOTE,
-    ),
-    Mutant("RR6", JAX, "return _to_storage(x + r, storage)", "return x + r", "the sum is unrounded", VOTE),
-    Mutant("RR7", JAX, "ds.astype(s.dtype)))", "0 * ds.astype(s.dtype)))", "dS is dropped", VOTE),
-    Mutant(
-        "RR8",
-        "references/oracle.py",
-        "dx = dx + ds.astype(np.longdouble)",
-        "dx = dx - ds.astype(np.longdouble)",
-        "the oracle subtracts dS",
-        "tests/references/test_references.py::test_oracle_is_mpmath",
-    ),
-    Mutant(
-        "RR9",
-        "references/exact/table.py",
-        'x = field.round(add(x, _load(field, problem, "r")), problem.dtype)',
-        'x = add(x, _load(field, problem, "r"))',
-        "the table's sum is unrounded",
-        "tests/references/exact/test_exact_references.py -k residual",
-    ),
-)
-BOUNDS = (
-    Mutant(
-        "RB1",
-        TOLERANCES,
-        "(m * x).mean(-1, keepdims=True)) + arriving",
-        "(m * x).mean(-1, keepdims=True))",
-        "the enclosure of dX lacks dS",
-        f"{TEST_BOUNDS} -k seen_where",
-    ),
-    Mutant(
-        "RB2",
-        TOLERANCES,
-        "rounding = model.storage if model.storage.unit else model.compute",
-        "rounding = model.storage",
-        "a float32 S has no tolerance",
-        f"{TEST_BOUNDS} -k of_one_addition",
-    ),
-    Mutant(
-        "RB3",
-        TOLERANCES,
-        "np.where(vanishes, np.minimum(s, 0), s), np.where(vanishes, np.maximum(s, 0), s)",
-        "s, s",
-        "a sum that flushes is called wrong where flushing is declared",
-        f"{TEST_BOUNDS} -k may_vanish",
-    ),
-    Mutant(
-        "RB4",
-        "references/bounds/rounding.py",
-        "return (x.astype(compute) + r.astype(compute)).astype(numpy_dtype(self.dtype))",
-        "return x + (r.astype(compute) * compute.type(1 + 2.0**-6)).astype(numpy_dtype(self.dtype))",
-        "the stream of the bounds is another sum",
-        f"{TEST_BOUNDS} -k of_one_addition",
-    ),
-    Mutant(
-        "RB5",
-        TOLERANCES,
-        'if allowed_share is None or tensor in ("rstd", "s") or',
-        'if allowed_share is None or tensor in ("rstd", "s", "dr") or',
-        "no rate of equal bits is demanded of dR",
-        f"{TEST_BOUNDS} -k exact_ulps",
-    ),
-)
-JUDGE = (
-    Mutant(
-        "RC1",
-        "references/cells/cell.py",
-        "r, ds = _x_values(case, rng), rng.standard_normal(case.shape)",
-        "r, ds = x.astype(np.float64), rng.standard_normal(case.shape)",
-        "R is X",
-        f"{TEST_CELLS} -k r_is_like_x",
-    ),
-    Mutant(
-        "RC2",
-        "references/cells/cell.py",
-        'return self.data == "constant_rows" or "expanded" in self.layouts',
-        'return self.data == "constant_rows" or "expanded" in self.layouts[:3]',
-        "rows of R or dS that repeat count as noise",
-        f"{TEST_CELLS} -k residual",
-    ),
-    Mutant(
-        "RC3",
-        "references/candidates/profile.py",
-        "for residual in self.residual\n",
-        "for residual in self.residual[:1]\n",
-        "an optional residual is judged one way",
-        f"{TEST_STRANGERS} -k optional_residual",
-    ),
-    Mutant(
-        "RJ6",
-        LOADING,
-        '                "with no gradient at S": lambda found: self._arriving(case, inputs, found, "ds"),\n',
-        "",
-        "nobody is asked to do without dS",
-        f"{TEST_STRANGERS} -k NeedsBoth",
-    ),
-    Mutant(
-        "RJ7",
-        LOADING,
-        "        outputs.absent = (absent,)\n",
-        "",
-        "what did not arrive is demanded all the same",
-        f"{TEST_STRANGERS} -k right_fused_residual",
-    ),
-    Mutant(
-        "RJ8",
-        "references/judge/verdict.py",
-        "if outputs.dr is None and case.residual:",
-        "if False:",
-        "a missing dR passes",
-        f"{TEST_STRANGERS} -k dr_missing",
-    ),
-    Mutant(
-        "RJ9",
-        "references/judge/verdict.py",
-        'result not in ("dx", "dr")',
-        'result != "dx"',
-        "a dR that lies where dX may lie is called wrong",
-        f"{TEST_LOADING} -k fused_norm_writes",
-    ),
-    Mutant(
-        "RJ10",
-        "references/judge/comparison.py",
-        'if self.tensor in ("y", "s"):',
-        'if self.tensor == "y":',
-        "the sign of a zero of S is not looked at",
-        f"{TEST_STRANGERS} -k sign_of_zero",
-    ),
-    Mutant(
-        "RJ11",
-        "references/candidates/repetition.py",
-        '("y", "s", "rstd", "dx", "dr")}, differs)',
-        '("y", "rstd", "dx")}, differs)',
-        "an S or dR that depends on the batch is not seen",
-        "tests/references/candidates/test_repetition.py -k with_a_residual",
-    ),
-    Mutant(
-        "RJ12",
-        "references/candidates/memory.py",
-        '            ("ds", inputs.ds, case.ds_layout),\n',
-        '            ("ds", inputs.ds, case.r_layout),\n',
-        "dS has the layout of R",
-        f"{TEST_LOADING} -k layout_of_r_and_ds",
-    ),
-    Mutant(
-        "RJ13",
-        "references/candidates/loading.py",
-        "    outputs.missing = tuple(name for name, gradient in gradients.items() if gradient is None)\n",
-        "",
-        "a gradient that is missing in part passes",
-        f"{TEST_STRANGERS} -k NeedsBoth",
-    ),
-    Mutant(
-        "RJ14",
-        "references/judge/stream_habits.py",
-        "by_bits, alike = words in ROUNDINGS",
-        "by_bits, alike = False",
-        "a rounding too many is not named",
-        f"{TEST_STRANGERS} -k ds_after_rounding",
-    ),
-    Mutant(
-        "RJ15",
-        "references/candidates/probing.py",
-        "residual=found.profile.residual[0])",
-        "residual=False)",
-        "who needs a residual is probed without one",
-        f"{TEST_STRANGERS} -k right_fused_residual",
-    ),
-)
+_SUM = "(x.to(C_DTYPE) + r.to(C_DTYPE)).to(x.dtype)"
+_LOAD_R = "_load_rows(r_ptr, rows, r_row_steps"
+_STORE_HELD = "_store_rows(s_ptr, rows, n_cols, cols, mask, held_x[chunk])"
+_STORE_STREAMED = "_store_rows(s_ptr, rows, n_cols, cols, mask, x)"
+_ADD_DS = "dx += _load_rows(ds_ptr, rows, ds_row_steps, cols, mask"
+_LOAD_DS = "_load_slice(ds_ptr, row, ds_row_steps, cols"
+_BITS = "bits_of and kernels and bfloat16 and same"
+_NEEDS = "_gradients(ctx, grads, needs_dx or needs_dr, needs_dw)"
 
-MUTANTS = (*REFERENCES, *BOUNDS, *JUDGE)
+
+def _fault(number: int, file: str, old: str, new: str, fault: str, select: str, tests: str = TESTS) -> Mutant:
+    return Mutant(f"RS{number:02}", file, old, new, fault, f"{tests} -k {select}")
+
+
+MUTANTS = (
+    _fault(1, KERNELS, _SUM, "x.to(C_DTYPE) + r.to(C_DTYPE)", "the sum is not rounded before the norm", _BITS),
+    *(
+        Mutant(f"RS{number}", file, old, old.replace("mask", everywhere), f"{what} is read beyond its end", GUARD_PAGES)
+        for number, file, old, everywhere, what in (
+            (41, KERNELS, f"{_LOAD_R}, cols, mask", "cols[None, :] >= 0", "r"),
+            (42, KERNELS, _ADD_DS, "cols[None, :] >= 0", "dS"),
+            (43, SPLIT, f"{_LOAD_DS}, mask", "cols >= 0", "dS of split rows"),
+        )
+    ),
+    Mutant("RS02", KERNELS, _SUM, "x + r", "the sum is taken in x's dtype", STATIC),
+    _fault(3, KERNELS, _STORE_HELD, "pass", "the held chunks of s are not stored", _BITS),
+    _fault(4, KERNELS, _STORE_STREAMED, "pass", "the streamed chunks of s are not stored", "forward_tiles"),
+    _fault(5, KERNELS, _LOAD_R, "_load_rows(r_ptr, rows, x_row_steps", "r is read with x's stride", "row_strides"),
+    _fault(6, KERNELS, _LOAD_R, "_load_rows(x_ptr, rows, x_row_steps", "x is added to itself", _BITS),
+    _fault(
+        7,
+        KERNELS,
+        _STORE_STREAMED,
+        _STORE_STREAMED.replace("cols, mask", "cols + 1, mask"),
+        "s is shifted",
+        "forward_tiles",
+    ),
+    _fault(8, KERNELS, _ADD_DS, _ADD_DS.replace("+= ", "+= 0.0 * "), "dS is lost", _BITS),
+    _fault(9, KERNELS, _ADD_DS, _ADD_DS.replace("+= ", "= _round(dx, X_DTYPE) + "), "dX is rounded twice", _BITS),
+    _fault(10, KERNELS, _ADD_DS, _ADD_DS.replace("ds_row", "dy_row"), "dS has the stride of dY", "row_strides"),
+    _fault(11, KERNELS, _ADD_DS, _ADD_DS.replace("rows, ", "rows * 0, "), "dS of another row", _BITS),
+    _fault(12, KERNELS, _ADD_DS, _ADD_DS.replace("(ds_ptr", "(dy_ptr"), "dY is added for dS", _BITS),
+    _fault(
+        13, FEW, "HAS_WEIGHT, HAS_DS, True", "HAS_WEIGHT, False, True", "few rows lose dS", "backward_tiles and FewRows"
+    ),
+    _fault(
+        14,
+        FEW,
+        "dy_ptr, ds_ptr, x_ptr, w_ptr, rstd",
+        "dy_ptr, dy_ptr, x_ptr, w_ptr, rstd",
+        "dY for dS",
+        "backward_tiles and FewRows",
+    ),
+    _fault(
+        15,
+        FEW,
+        "dy_row_steps, ds_row_steps, x_row_steps, n_rows,\n            n_cols",
+        "dy_row_steps, dy_row_steps, x_row_steps, n_rows,\n            n_cols",
+        "dS's stride is dY's",
+        "row_strides",
+    ),
+    _fault(
+        16,
+        SPLIT,
+        "        dx += ds\n",
+        "        dx += 0.0 * ds\n",
+        "split rows lose dS",
+        "backward_tiles and SplitConfig",
+    ),
+    _fault(
+        17,
+        SPLIT,
+        "        dx += ds\n",
+        "        dx = dx.to(X_DTYPE).to(C_DTYPE) + ds\n",
+        "dX of split rows is rounded twice",
+        "rounds_once and SplitConfig",
+    ),
+    _fault(
+        18,
+        SPLIT,
+        _LOAD_DS,
+        _LOAD_DS.replace("row, ", "row * 0, "),
+        "split rows take dS of another",
+        "backward_tiles and SplitConfig",
+    ),
+    _fault(
+        19,
+        SPLIT,
+        _LOAD_DS,
+        _LOAD_DS.replace("ds_row_steps", "0"),
+        "dS of split rows has no stride",
+        "backward_tiles and SplitConfig",
+    ),
+    _fault(
+        20,
+        LAUNCH,
+        "    if copies_r and r is not None:\n        r = r.contiguous()\n",
+        "",
+        "r's copy",
+        "layouts and kernels and column",
+    ),
+    _fault(
+        21,
+        LAUNCH,
+        "    if copies_ds and ds is not None:\n        ds = ds.contiguous()\n",
+        "",
+        "dS's copy",
+        "layouts and kernels and column",
+    ),
+    _fault(
+        22,
+        PLANS,
+        "math.gcd(16 // itemsize, *known)",
+        "math.gcd(16 // itemsize, known[0], *known[2:])",
+        "the alignment of r and dS is not asked",
+        "row_strides",
+    ),
+    _fault(23, TILES, ' + entry["reload_weight"] + has_ds', ' + entry["reload_weight"]', "dS has no memory", "a_tile"),
+    _fault(
+        24, OPS, "s = x.contiguous() + r.contiguous()", "s = x + r", "eager S has the strides of x", "layouts and eager"
+    ),
+    _fault(
+        25,
+        EAGER,
+        "dx = dx + ds.to(c_dtype)",
+        "dx = dx.to(x.dtype).to(c_dtype) + ds.to(c_dtype)",
+        "eager dX is rounded twice",
+        _BITS.replace("kernels", "eager"),
+    ),
+    _fault(
+        26,
+        OPS,
+        "ddx if ctx.needs_input_grad[4] else None",
+        "None",
+        "the derivative for dS is lost",
+        "second_derivatives",
+    ),
+    _fault(27, OPS, "dx if needs_dr else None, dw, None", "None, dw, None", "the operator loses dR", "operator"),
+    _fault(28, FUNCTION, "dX if needs_dr else None", "None", "dR is lost", _BITS),
+    _fault(
+        29, FUNCTION, _NEEDS, _NEEDS.replace(" or needs_dr", ""), "dR is lost where X needs no gradient", "unneeded"
+    ),
+    _fault(30, OPS, "if ds is None or not needs_dx:", "if True:", "dS is lost under create_graph", "create_graph"),
+    _fault(
+        31, FUNCTION, "dX: torch.Tensor | None = dS", "dX: torch.Tensor | None = None", "dS alone is lost", "absent"
+    ),
+    _fault(
+        32,
+        FUNCTION,
+        "ctx.save_for_backward(S, W, RSTD)",
+        "ctx.save_for_backward(S.clone(), W, RSTD)",
+        "an S that was overwritten is not noticed",
+        "overwritten",
+    ),
+    _fault(33, OPS, "r, w, *settings, needs_rstd=False)", "r, w, *settings)", "RSTD that nobody needs", "nobody"),
+    _fault(34, CHECKS, '    check_like_x("R", r, x)\n', "", "R may have any shape", "typed_line"),
+    _fault(35, CHECKS, '    check_tensor("R", r)\n', "", "R may be anything", "typed_line"),
+    _fault(
+        36,
+        OPS,
+        "    check_inputs(x, w)\n    check_residual(r, x)\n",
+        "    check_inputs(x, w)\n",
+        "R is not checked where nobody needs a gradient",
+        "typed_line",
+    ),
+    _fault(
+        37,
+        TRANSFORMS,
+        "_rounded(x.to(c_dtype) + r.to(c_dtype), x.dtype)",
+        "x.to(c_dtype) + r.to(c_dtype)",
+        "a transform normalizes the unrounded sum",
+        "transform",
+        PROGRAMS,
+    ),
+    _fault(
+        38,
+        TRANSFORMS,
+        "vjp((dy,) if ds is None else (dy, ds))",
+        "vjp((dy,) if ds is None else (dy, 0.0 * ds))",
+        "vmap over the backward loses dS",
+        "vmap_over",
+        PROGRAMS,
+    ),
+    _fault(
+        39, NESTED, "if t.shape != x.shape:", "if False:", "sequences of other lengths are added", "jagged", PROGRAMS
+    ),
+    _fault(40, MODULE, "in_place: bool = False", "in_place: bool = True", "the default of in_place", "the_module"),
+)

@@ -10,7 +10,7 @@ HARD = "tests/rmsnorm/triton/test_hard_inputs.py"
 LAUNCH = "tests/rmsnorm/triton/test_launch.py::test_split_rows_do_not_wait_for_ever_on_nan"
 
 _DX = "dx = rstd * (m - x.to(C_DTYPE) * rstd * projection)"
-_LAST = "exchange_ptr, waiting_row, cols, mask,\n            n_cols,"
+_LAST = "ds_row_steps,\n            cols, mask, n_cols,"
 _X_HAT = "dw += m * _x_hat(x.to(C_DTYPE), rstd, X_DTYPE, CASTING_MODE)"
 _RELOAD = "                    waiting_x = _load_slice(x_ptr, waiting_row, x_row_steps,"
 _NEXT = "cols < tl.where(next_row < n_rows, n_cols, 0)"

@@ -15,9 +15,7 @@ JUDGE = "tests/references"
 
 _SLICE = "tl.load(ptr + row * row_steps * STRIDE_ALIGN + cols"
 _STORE = "cols[None, :], value.to(ptr.dtype.element_ty), mask=mask)"
-_FORWARD_PLAN = (
-    "    return ForwardPlan(copies_x, variant, -(-n_rows // config.block_rows), (x_row_stride // align, n_rows))"
-)
+_FORWARD_PLAN = "return ForwardPlan(copies, variant, -(-n_rows // config.block_rows), (*row_steps, n_rows))"
 _EXCHANGE = "    exchange = lead.new_full((n_rows, config.n_splits), empty.value, dtype=bits)\n"
 _PARTIAL = "        dw_partial = rstd.new_empty((n_partials, n_cols))\n"
 _CAST = "None if self.weight is None else self.weight.to(hidden_states.dtype)"
@@ -185,8 +183,8 @@ PATHS = (
     Mutant(
         "P69",
         "rmsnorm/transforms.py",
-        "vjp(lambda x, w=None: rms_norm(x, w, eps, offset, casting_mode)",
-        'vjp(lambda x, w=None: rms_norm(x, w, eps, offset, "gemma")',
+        "y = _normalized(x_c, x.dtype, w, eps, offset, casting_mode)",
+        'y = _normalized(x_c, x.dtype, w, eps, offset, "gemma")',
         "vmap over a backward takes another casting mode",
         f"{TORCH}/test_paths.py -k every_path and vmap_over_backward",
     ),

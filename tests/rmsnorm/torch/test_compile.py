@@ -148,7 +148,7 @@ def place(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("operator", ["forward", "backward", "backward_"])
+@pytest.mark.parametrize("operator", ["forward", "backward", "backward_", "add_forward", "add_backward"])
 def test_opcheck(device: str, operator: str, layout: str) -> None:
     x = place(torch.randn(2, 3, H, device=device, dtype=torch.bfloat16), layout)
     dy = torch.randn(2, 3, H, device=device, dtype=torch.bfloat16)
@@ -157,6 +157,13 @@ def test_opcheck(device: str, operator: str, layout: str) -> None:
         shared = (x, w, rstd, 1e-3, 0.5, "llama", None)
         if operator == "forward":
             torch.library.opcheck(ops.rms_norm_forward, (x, w, 1e-3, 0.5, "llama", None))
+        elif operator == "add_forward":
+            torch.library.opcheck(ops.add_rms_norm_forward, (x, place(dy, layout), w, 1e-3, 0.5, "llama", None))
+        elif operator == "add_backward":
+            for needs_dw in (True, False):
+                torch.library.opcheck(
+                    ops.add_rms_norm_backward, (dy, *shared[:3], place(dy, layout), *shared[3:], needs_dw)
+                )
         elif operator == "backward_":  # only contiguous dy is written
             torch.library.opcheck(ops.rms_norm_backward_, (dy.clone(), *shared, True))
         else:
@@ -257,6 +264,8 @@ for n_rows, n_cols in ((64, 128), (256, 128), (64, 65536)):
             trace(lambda x, w: ops.rms_norm_forward(x, w, 1e-6, 0.0, "llama", None), x, w)
             settings = (1e-6, 0.0, "llama", None, True, True)
             trace(lambda x, w, rstd: ops.rms_norm_backward(x, x, w, rstd, *settings), x, w, rstd)
+            trace(lambda x, w: ops.add_rms_norm_forward(x, x, w, 1e-6, 0.0, "llama", None), x, w)
+            trace(lambda x, w, rstd: ops.add_rms_norm_backward(x, x, w, rstd, x, *settings[:5]), x, w, rstd)
 for graph in graphs:
     print(sum("triton_kernel_wrapper" in node for node in graph), sum("rmsnorm" in node for node in graph))
 """
@@ -269,9 +278,10 @@ def test_the_compiler_sees_the_launches() -> None:
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     graphs = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
-    on_cpu = [(0, 1), (0, 1)]
+    on_cpu = ((0, 1), (0, 1))
     # Launches and operators, forward and backward: few rows on a GPU and on a CPU, many rows, rows that are split.
-    assert graphs == [(1, 0), (1, 0), *on_cpu, (1, 0), (2, 0), *on_cpu, (1, 0), (0, 1), *on_cpu]
+    wanted = [((1, 0), (1, 0)), on_cpu, ((1, 0), (2, 0)), on_cpu, ((1, 0), (0, 1)), on_cpu]
+    assert graphs == [graph for pair in wanted for graph in (*pair, *pair)], "the norm, and with a residual"
 
 
 @pytest.mark.gpu

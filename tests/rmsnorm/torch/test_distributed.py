@@ -389,6 +389,67 @@ def residual_blocks_in_ddp_and_fsdp(device: str) -> None:
 
 
 @body
+def residual_stream_of_dtensors(device: str) -> None:
+    """x + r and its norm: rows stay where they are, dw is a partial sum, and columns are gathered."""
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    from rmsnorm import liger_fused_add_rms_norm
+
+    mesh = dist.init_device_mesh(device, (dist.get_world_size(),))
+    x, w = random(4, 6, H, device=device), random(H, device=device)
+    r, dy, ds = x.flip(0), x.flip(1), x.flip(2)
+    for placement, mode in itertools.product((Shard(0), Shard(1), Shard(2), Replicate()), MODES):
+        leaves = [t.detach().clone().requires_grad_() for t in (x, r, w)]
+        wanted = liger_fused_add_rms_norm(*leaves, EPS, OFFSET, mode)
+        gradients = torch.autograd.grad(wanted, leaves, (dy, ds))
+        shares = [distribute_tensor(t.detach(), mesh, [placement]).requires_grad_() for t in leaves[:2]]
+        shares.append(distribute_tensor(w, mesh, [Replicate()]).requires_grad_())
+        y, s = liger_fused_add_rms_norm(*shares, EPS, OFFSET, mode)
+        upstream = [distribute_tensor(t, mesh, [placement]) for t in (dy, ds)]
+        dx, dr, dw = torch.autograd.grad((y, s), shares, upstream)
+        if placement != Shard(2):  # no rank needs another's rows
+            assert y.placements == s.placements == dx.placements == dr.placements == (placement,)
+            assert dw.placements == (Replicate() if placement == Replicate() else Partial(),)
+        pairs = zip((y, s, dx, dr), (*wanted, *gradients[:2]), strict=True)
+        assert all(torch.equal(got.full_tensor(), value) for got, value in pairs)
+        assert torch.allclose(dw.full_tensor(), gradients[2], rtol=1e-5, atol=1e-5)
+        (alone,) = torch.autograd.grad(liger_fused_add_rms_norm(*shares, EPS)[1], shares[1], upstream[1])
+        assert torch.equal(alone.full_tensor(), ds)
+
+
+@body
+def residual_stream_in_fsdp(device: str) -> None:
+    """A stream through two fused norms in each of two blocks: the gradients of one process."""
+    from torch.distributed.fsdp import fully_shard
+
+    from rmsnorm import LigerFusedAddRMSNorm
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = LigerFusedAddRMSNorm(H, EPS, in_place=True), nn.Linear(H, H, bias=False)
+
+        def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+            y, s = self.norm(*pair)
+            return self.linear(y), s
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(Block(), Block()).to(device)
+    x = random(4, H, device=device)
+    (plain((x, x.flip(0)))[0].sin() + plain((x, x))[1]).sum().backward()
+    wanted = {name: p.grad.clone() for name, p in plain.named_parameters()}
+    mesh = dist.init_device_mesh(device, (dist.get_world_size(),))
+    model = copy.deepcopy(plain)
+    model.zero_grad()
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    (model((x, x.flip(0)))[0].sin() + model((x, x))[1]).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad.full_tensor(), wanted[name], rtol=1e-5, atol=1e-5), name
+
+
+@body
 def sharded_columns_refuse_what_cannot_be_computed(device: str) -> None:
     from rmsnorm.tensor_parallel import hidden_sharded_rms_norm
 

@@ -96,6 +96,7 @@ def _lost_points(kernel: dict[str, Any]) -> Iterator[str]:
     if constants.get("N_HELD", n_chunks) != n_chunks or (constants["BLOCK_ROWS"] > 1 and mode == "none"):
         return  # how often a loop's body stands in the code is the compiler's choice
     elements = n_chunks * constants["BLOCK_ROWS"] * constants["BLOCK_COLS"] // (32 * kernel["options"]["num_warps"])
-    wanted = elements * POINTS[name][mode] + ROW_POINTS.get(name, {}).get(mode, 0)
+    points = POINTS[name][mode] + bool(constants.get("HAS_RESIDUAL"))  # s
+    wanted = elements * points + ROW_POINTS.get(name, {}).get(mode, 0)
     if roundings(kernel["assembly"]) != wanted:
         yield f"points: {roundings(kernel['assembly'])} roundings, {wanted} specified"

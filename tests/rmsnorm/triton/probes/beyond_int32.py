@@ -43,24 +43,25 @@ def sparse(values: torch.Tensor, row_stride: int) -> torch.Tensor:
 
 
 def far_rows() -> None:
-    """X and dY with rows far apart: over several steps of 2^30 elements, and in one step beyond 2^31."""
+    """X, R, dY and dS with rows far apart: over several steps of 2^30 elements, and in one step beyond 2^31."""
     torch.manual_seed(0)
-    near_x, near_dy, w = (torch.randn(shape).half() for shape in ((N_ROWS, N_COLS), (N_ROWS, N_COLS), (N_COLS,)))
+    near = [torch.randn(N_ROWS, N_COLS).half() for _ in range(4)]
+    w = torch.randn(N_COLS).half()
     about: dict[str, Any] = {"offset": 0.5, "casting_mode": "llama"}
     # Aligned for 16 bytes, and not at all: another step count, and another multiplication.
     for row_stride, n_rows in ((2**30 + 8, 3), (2**30 + 7, 3), (2**31 + 8, 2), (2**31 + 7, 2)):
-        x, dy = near_x[:n_rows], near_dy[:n_rows]
-        pairs = [(x, dy), (sparse(x, row_stride), dy), (x, sparse(dy, row_stride))]
+        operands = [t[:n_rows] for t in near]
+        given = [operands, *([*operands[:i], sparse(operands[i], row_stride), *operands[i + 1 :]] for i in range(4))]
         for forward, backward in TILES:
             found = []
-            for a, b in pairs:
-                y, rstd = launch.rms_norm_forward(a, w, eps=0.7, config=forward, **about)
-                dx = torch.full_like(x, torch.nan)
-                dw = launch.rms_norm_backward(b, a, w, rstd, dx=dx, needs_dw=True, config=backward, **about)
+            for x, r, dy, ds in given:
+                s, dx = (torch.full_like(operands[0], torch.nan) for _ in range(2))
+                y, rstd = launch.rms_norm_forward(x, w, eps=0.7, config=forward, r=r, s=s, **about)
+                dw = launch.rms_norm_backward(dy, x, w, rstd, dx=dx, needs_dw=True, config=backward, ds=ds, **about)
                 assert dw is not None
-                found.append((y, rstd, dx, dw))
-            for far, operand in zip(found[1:], ("x", "dy"), strict=True):
-                for name, got, wanted in zip(("y", "rstd", "dx", "dw"), far, found[0], strict=True):
+                found.append((y, s, rstd, dx, dw))
+            for far, operand in zip(found[1:], ("x", "r", "dy", "ds"), strict=True):
+                for name, got, wanted in zip(("y", "s", "rstd", "dx", "dw"), far, found[0], strict=True):
                     where = f"{operand} has rows {row_stride} elements apart: {forward}, {backward}"
                     assert torch.equal(got, wanted), f"{name} is wrong where {where}"
 
@@ -83,24 +84,27 @@ def last_rows() -> None:
     n_cols, n_rows = 64, 2**25 + 2
     last = n_rows - 1
     torch.manual_seed(0)
-    x, dy, w = (torch.randn(shape).half() for shape in ((1, n_cols), (1, n_cols), (n_cols,)))
+    x, r, dy, ds, w = (torch.randn(shape).half() for shape in (*[(1, n_cols)] * 4, (n_cols,)))
     about: dict[str, Any] = {"offset": 0.5, "casting_mode": "llama"}
-    y, rstd = launch.rms_norm_forward(x, w, eps=0.7, **about)
-    dx = torch.empty_like(x)
-    dw = launch.rms_norm_backward(dy, x, w, rstd, dx=dx, needs_dw=True, **about)
+    s, dx = torch.empty_like(x), torch.empty_like(x)
+    y, rstd = launch.rms_norm_forward(x, w, eps=0.7, r=r, s=s, **about)
+    dw = launch.rms_norm_backward(dy, s, w, rstd, dx=dx, needs_dw=True, ds=ds, **about)
     assert dw is not None
-    far = {name: nothing(n_rows * n_cols, torch.float16).view(n_rows, n_cols) for name in ("x", "dy", "y", "dx")}
-    far["x"][last], far["dy"][last] = x[0], dy[0]
+    names = ("x", "r", "dy", "ds", "y", "s", "dx")
+    far = {name: nothing(n_rows * n_cols, torch.float16).view(n_rows, n_cols) for name in names}
+    for name, operand in (("x", x), ("r", r), ("dy", dy), ("ds", ds)):
+        far[name][last] = operand[0]
     far_rstd, partial = nothing(n_rows, torch.float32), nothing(n_rows * n_cols, torch.float32).view(n_rows, n_cols)
     mode = kernels.LLAMA.value
 
-    given = (far["x"], w, far["y"], far_rstd, n_cols, n_rows, n_cols, 0.7, 0.5, mode, True, True, 1, n_cols, 1, 1)
-    one_program(kernels.rms_norm_forward_kernel, last, n_rows, *given)
+    given = (far["x"], far["r"], w, far["y"], far["s"], far_rstd, n_cols, n_cols, n_rows, n_cols, 0.7, 0.5, mode)
+    one_program(kernels.rms_norm_forward_kernel, last, n_rows, *given, True, True, True, 1, n_cols, 1, 1)
     assert torch.equal(far["y"][last], y[0]), "y"
+    assert torch.equal(far["s"][last], s[0]), "s"
     assert far_rstd[last] == rstd[0], "rstd"
 
-    tensors = (far["dy"], far["x"], w, far_rstd, far["dx"], partial)
-    sizes = (n_cols, n_cols, n_rows, n_cols, 0.5, mode, True)
+    tensors = (far["dy"], far["ds"], far["s"], w, far_rstd, far["dx"], partial)
+    sizes = (n_cols, n_cols, n_cols, n_rows, n_cols, 0.5, mode, True, True)
     one_program(kernels.rms_norm_backward_kernel, last, n_rows, *tensors, *sizes, True, True, False, 1, n_cols, 1, 1)
     assert torch.equal(far["dx"][last], dx[0]), "dx"
     assert torch.equal(partial[last].half(), dw), "a partial row of dw"

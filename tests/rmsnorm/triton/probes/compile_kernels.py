@@ -3,8 +3,8 @@
     compile_kernels.py TARGET CASE ...     prints what was compiled, as JSON
     compile_kernels.py --record FILE       every case for every target: the most registers and stack, kept in FILE
 
-A case is "casting_mode-dtype-w_dtype-offset-n_rows-n_cols". The launch itself says which kernels and tiles it gets: it
-runs on tensors without data, and its launches are recorded in place of being carried out.
+A case is "casting_mode-dtype-w_dtype-offset-n_rows-n_cols", perhaps with "-residual". The launch itself says which
+kernels and tiles it gets: it runs on tensors without data, and its launches are recorded in place of being carried out.
 """
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ CASES = (
     "llama-float64-float64-0-4096-1024",
     "none-float64-float32-1-4096-8192",
     "llama-float64-float64-0-2048-65536",
+    "llama-bfloat16-bfloat16-0-4096-4096-residual",
+    "none-bfloat16-bfloat16-1-4096-8192-residual",
+    "none-float16-float16-1-2048-65536-residual",
+    "llama-bfloat16-bfloat16-0-16-4096-residual",
+    "llama-bfloat16-bfloat16-0-1048576-64-residual",
+    "gemma-float32-float32-1-2048-65536-residual",
+    "llama-float64-float64-0-4096-1024-residual",
 )
 
 POINTERS = {
@@ -74,7 +81,7 @@ Recorded = tuple[Variant, tuple[torch.Tensor | None, ...], tuple[int, ...]]
 
 def launches(case: str) -> list[Recorded]:
     """The launches of a forward and a backward with both gradients."""
-    casting_mode, dtype, w_dtype, offset, n_rows, n_cols = case.split("-")
+    casting_mode, dtype, w_dtype, offset, n_rows, n_cols, *residual = case.split("-")
     recorded: list[Recorded] = []
 
     def record(variant: Variant, n_programs: int, tensors: Any, integers: Any) -> None:
@@ -86,8 +93,9 @@ def launches(case: str) -> list[Recorded]:
     x = torch.empty(int(n_rows), int(n_cols), dtype=getattr(torch, dtype), device="meta")
     w = torch.empty(int(n_cols), dtype=getattr(torch, w_dtype), device="meta")
     about: dict[str, Any] = {"offset": float(offset), "casting_mode": casting_mode}
-    y, rstd = launch.rms_norm_forward(x, w, eps=1e-6, **about)
-    launch.rms_norm_backward(torch.empty_like(x), x, w, rstd, dx=y, needs_dw=True, **about)
+    r, s, ds = (torch.empty_like(x) if residual else None for _ in range(3))
+    y, rstd = launch.rms_norm_forward(x, w, eps=1e-6, r=r, s=s, **about)
+    launch.rms_norm_backward(torch.empty_like(x), x, w, rstd, dx=y, needs_dw=True, ds=ds, **about)
     return recorded
 
 

@@ -54,17 +54,28 @@ def guarded(shape: tuple[int, ...], dtype: torch.dtype, at: str) -> torch.Tensor
 
 def main(at: str, tile: str) -> None:
     torch.manual_seed(0)
-    x, dy, w = torch.randn(N_ROWS, N_COLS), torch.randn(N_ROWS, N_COLS), torch.randn(N_COLS)
+    x, r, dy, ds = (torch.randn(N_ROWS, N_COLS) for _ in range(4))
+    w = torch.randn(N_COLS)
     about: dict[str, Any] = {"offset": 0.5, "casting_mode": "llama"}
     forward, backward = TILES[tile]
 
-    def results(x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor, dx: torch.Tensor) -> list[torch.Tensor]:
-        y, rstd = launch.rms_norm_forward(x, w, eps=0.7, config=forward, **about)
-        dw = launch.rms_norm_backward(dy, x, w, rstd, dx=dx, needs_dw=True, config=backward, **about)
-        assert dw is not None
-        return [y, rstd, dx, dw]
+    def results(
+        x: torch.Tensor, r: torch.Tensor, dy: torch.Tensor, ds: torch.Tensor, w: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        found = {}
+        for kind, residual, upstream in (("plain", None, None), ("with a residual", r, ds)):
+            s = None if residual is None else x.new_empty(x.shape)
+            y, rstd = launch.rms_norm_forward(x, w, eps=0.7, config=forward, r=residual, s=s, **about)
+            normalized, dx = x if s is None else s, x.new_empty(x.shape)
+            dw = launch.rms_norm_backward(
+                dy, normalized, w, rstd, dx=dx, needs_dw=True, config=backward, ds=upstream, **about
+            )
+            assert dw is not None
+            results = {"y": y, "rstd": rstd, "dx": dx, "dw": dw} | ({} if s is None else {"s": s})
+            found |= {f"{name} ({kind})": t for name, t in results.items()}
+        return found
 
-    wanted = results(x, dy, w, torch.empty_like(x))
+    wanted = results(x, r, dy, ds, w)
 
     new_empty, new_full = torch.Tensor.new_empty, torch.Tensor.new_full
 
@@ -81,14 +92,16 @@ def main(at: str, tile: str) -> None:
         return guarded(tuple(t.shape), t.dtype, at).copy_(t)
 
     torch.Tensor.new_empty, torch.Tensor.new_full = guarded_empty, guarded_full
-    # dY's rows lie further apart than dX's and end at the page.
-    wide = guarded((N_ROWS, N_COLS + 4), dy.dtype, at)
-    strided = wide[:, 4:] if at == "end" else wide[:, :N_COLS]
-    strided.copy_(dy)
-    got = results(moved(x), strided, moved(w), guarded((N_ROWS, N_COLS), x.dtype, at))
+
+    def strided(t: torch.Tensor) -> torch.Tensor:
+        """Rows that lie further apart than those of dX, and end at the page."""
+        wide = guarded((N_ROWS, N_COLS + 4), t.dtype, at)
+        return (wide[:, 4:] if at == "end" else wide[:, :N_COLS]).copy_(t)
+
+    got = results(moved(x), strided(r), strided(dy), moved(ds), moved(w))
     torch.Tensor.new_empty, torch.Tensor.new_full = new_empty, new_full
-    for name, a, b in zip(("y", "rstd", "dx", "dw"), got, wanted, strict=True):
-        assert np.array_equal(a.numpy(), b.numpy()), f"{name} is wrong beside a guard page"
+    for name, value in wanted.items():
+        assert np.array_equal(got[name].numpy(), value.numpy()), f"{name} is wrong beside a guard page"
     print("ok")
 
 
