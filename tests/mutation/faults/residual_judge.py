@@ -144,7 +144,7 @@ JUDGE = (
     Mutant(
         "RJ8",
         "references/judge/verdict.py",
-        "if outputs.dr is None and case.residual:",
+        "if outputs.dr is None and case.residual and gradients:",
         "if False:",
         "a missing dR passes",
         f"{TEST_STRANGERS} -k dr_missing",

@@ -370,7 +370,7 @@ def test_inputs_in_float32() -> None:
     case = Case("llama", 0.5, "float64", "same", False, (2, 3), 1e-6)
     for weight, dtype in (("same", np.float32), ("float16", np.float16), ("float32", np.float32), ("none", None)):
         inputs = make_inputs(dataclasses.replace(case, weight=weight))
-        narrow = cell.in_float32(inputs)
+        (narrow,) = cell.in_float32(inputs)
         assert narrow.x.dtype == narrow.dy.dtype == np.float32
         assert (None if narrow.w is None else narrow.w.dtype) == dtype
         np.testing.assert_array_equal(narrow.x, inputs.x.astype(np.float32))
