@@ -245,8 +245,9 @@ class Function(Candidate):
             ways |= {
                 "with R frozen": lambda found: self._frozen(case, inputs, found, "r"),
                 "with no gradient at S": lambda found: self._arriving(case, inputs, found, "ds"),
-                "with no gradient at Y": lambda found: self._arriving(case, inputs, found, "dy"),
             }
+            if case.data == "normal":  # it is judged as zeros, which are the same where the norm is finite
+                ways["with no gradient at Y"] = lambda found: self._arriving(case, inputs, found, "dy")
         elif case.w_dtype is None:
             del ways["with X frozen"]
         results = {}

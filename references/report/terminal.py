@@ -62,13 +62,16 @@ def complaints(verdicts: Iterable[Verdict]) -> list[str]:
 def table(verdicts: Sequence[Verdict]) -> Table:
     """What was judged, a line a mode and dtype: the worst ratio of each tensor, in 16 bits with the bit-exact rate."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Column, Table
 
     rows = summarize(v for v in verdicts if v.status != "unsupported")
     exposed = [tensor for tensor in TENSORS if any(tensor in row.worst for row in rows)]
     failed = ["deviate"] * any(row.failed for row in rows)
-    titles = ["mode", "dtype", "cells", *failed, *(TITLES[tensor] for tensor in exposed)]
-    result = Table(*titles, box=box.SIMPLE, caption="largest error / bound, and bit-exact elements in 16 bits")
+    columns = [Column(name, no_wrap=True) for name in ("mode", "dtype", "cells", *failed)]
+    columns += [Column(TITLES[tensor]) for tensor in exposed]  # where it is narrow, a rate goes to a second line
+    result = Table(
+        *titles, box=box.SIMPLE, pad_edge=False, caption="largest error / bound, and bit-exact elements in 16 bits"
+    )
     for row in rows:
         counts = [str(row.cells), *([f"[red]{row.failed}[/]" if row.failed else "0"] if failed else [])]
         worst = (_field(row.worst.get(tensor), row.dtype in SIXTEEN_BITS) for tensor in exposed)

@@ -1,4 +1,4 @@
-"""Every cell of the matrix and of the covering set, on the Triton kernels and on the CPU implementation."""
+"""Every cell of the matrix and the covering set, with a residual too, on the kernels and on the CPU implementation."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from typing import Any
 import pytest
 
 from references.candidates import loading
+from references.candidates.profile import Profile
 from references.cells.cell import Case
 from references.cells.levels import COVERING, MATRIX
 from references.judge.verdict import check
 
 pytestmark = pytest.mark.torch
-CELLS = MATRIX + COVERING
+STREAM = Profile(residual=(True,))
+CELLS = (*MATRIX, *COVERING, *STREAM.cells("matrix"), *STREAM.cells("smoke"))
 
 
-def candidate(device: str) -> loading.Implementation:
-    return loading.load("rmsnorm:liger_rms_norm", device=device)
+def candidate(device: str, case: Case) -> loading.Implementation:
+    name = "liger_fused_add_rms_norm" if case.residual else "liger_rms_norm"
+    return loading.load(f"rmsnorm:{name}", device=device)
 
 
 def assert_passes(device: str, case: Case) -> None:
-    verdict = check(candidate(device), case)
+    verdict = check(candidate(device, case), case, STREAM if case.residual else Profile())
     assert verdict.status == "pass", "\n".join(str(finding) for finding in verdict.findings) or verdict.reason
     expected = {"y", "rstd", "dx"} | ({"dw"} if case.w_dtype is not None else set())
+    expected |= {"s", "dr"} if case.residual else set()
     if 0 not in case.shape:
         assert set(verdict.measures) == expected, "a tensor was not compared"
 
