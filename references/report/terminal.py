@@ -70,7 +70,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
     columns = [Column(name, no_wrap=True) for name in ("mode", "dtype", "cells", *failed)]
     columns += [Column(TITLES[tensor]) for tensor in exposed]  # where it is narrow, a rate goes to a second line
     result = Table(
-        *titles, box=box.SIMPLE, pad_edge=False, caption="largest error / bound, and bit-exact elements in 16 bits"
+        *columns, box=box.SIMPLE, pad_edge=False, caption="largest error / bound, and bit-exact elements in 16 bits"
     )
     for row in rows:
         counts = [str(row.cells), *([f"[red]{row.failed}[/]" if row.failed else "0"] if failed else [])]
