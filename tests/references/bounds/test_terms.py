@@ -37,8 +37,14 @@ def terms(
     }
 
 
-def close(found: np.ndarray, wanted: Any, rtol: float = 1e-5) -> None:
-    np.testing.assert_allclose(found, np.broadcast_to(wanted, found.shape), rtol=rtol, atol=0)
+# The hand adds errors and multiplies none: of a term it leaves out at most five products with an error of 16u. They only
+# add to it; below, float64's own roundings may show.
+LEFT_OUT, FLOAT64 = 5 * 16 * u, 2.0**-48
+
+
+def close(found: np.ndarray, wanted: Any) -> None:
+    assert (found >= np.multiply(wanted, 1 - FLOAT64)).all(), (found, wanted)
+    assert (found <= np.multiply(wanted, 1 + LEFT_OUT)).all(), (found, wanted)
 
 
 def test_of_float32_every_term_is_a_few_roundings() -> None:
@@ -76,7 +82,7 @@ def test_a_gradient_of_nothing_may_still_be_a_subnormal_number() -> None:
     x, dy = X, np.zeros_like(DY)
     about: dict[str, Any] = {"eps": 0.0, "offset": 0.0, "casting_mode": "llama", "arithmetic": ARITHMETIC}
     bounds = tolerances.backward_bounds(dy, x, W, **about)
-    np.testing.assert_allclose(np.asarray(bounds["dw"].terms["arithmetic"] * 2.0**140, float), 2 * 2.0**-10, rtol=1e-6)
+    close(np.asarray(bounds["dw"].terms["arithmetic"] * 2.0**140, float), 2 * 2.0**-10)
     bounds = tolerances.backward_bounds(dy + 3, x, W, **about)
     assert (bounds["dw"].terms["arithmetic"] > 2 * u).all()
 
@@ -173,8 +179,8 @@ def test_independent_rows_share_what_moves_rstd_alike(sign: int) -> None:
 )
 def test_dw_is_rounded_where_w_is_narrower_than_the_compute_dtype(w_dtype: Any, roundoff: float) -> None:
     found = terms(w_dtype=w_dtype)["dw"]
-    np.testing.assert_allclose(found["rounding"] * u, roundoff * np.array([2, 3, 0, 3]) * (1 + 4 * roundoff), atol=1e-7)
-    assert (found["rounding"][[0, 1, 3]] > 0).all() == (roundoff > 0)
+    close(found["rounding"][[0, 1, 3]] * u, roundoff * np.array([2, 3, 3]) * (1 + 4 * roundoff))
+    assert (found["rounding"][2] * u < 2.0**-24) and ((found["rounding"] > 0) == (roundoff > 0)).all()
 
 
 EXACT_SUMS = Arithmetic(c_div=0, c_rs=0, column_depth=lambda n: 0)
@@ -269,7 +275,7 @@ def test_a_sum_over_rows_that_may_overflow_is_judged_by_no_bound(share: float, r
 )
 def test_the_rate_of_exact_elements(tensor: str, dtype: str, mode: str, size: int, rate: float | None) -> None:
     found = tolerances.exact_rate(tensor, dtype, mode, size)
-    assert found is None if rate is None else found == pytest.approx(rate, abs=1e-12)
+    assert found == rate
 
 
 def test_how_far_the_others_may_be() -> None:

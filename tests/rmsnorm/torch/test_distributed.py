@@ -385,7 +385,8 @@ def residual_blocks_in_ddp_and_fsdp(device: str) -> None:
                 gradient = parameter.grad
                 assert gradient is not None, f"{kind}: {name}"
                 whole = gradient.full_tensor() if kind == "fsdp" else gradient
-                assert torch.allclose(whole, wanted[name], rtol=1e-5, atol=1e-5), f"{kind}: {name}"
+                # A mean of equal gradients over 2 or 4 ranks is exact.
+                assert torch.equal(whole, wanted[name]), f"{kind}: {name}"
 
 
 @body
@@ -412,7 +413,7 @@ def residual_stream_of_dtensors(device: str) -> None:
             assert dw.placements == (Replicate() if placement == Replicate() else Partial(),)
         pairs = zip((y, s, dx, dr), (*wanted, *gradients[:2]), strict=True)
         assert all(torch.equal(got.full_tensor(), value) for got, value in pairs)
-        assert torch.allclose(dw.full_tensor(), gradients[2], rtol=1e-5, atol=1e-5)
+        assert_within_bounds({"dw": dw.full_tensor()}, wanted[1].detach(), w, dy, mode)
         (alone,) = torch.autograd.grad(liger_fused_add_rms_norm(*shares, EPS)[1], shares[1], upstream[1])
         assert torch.equal(alone.full_tensor(), ds)
 
@@ -446,7 +447,8 @@ def residual_stream_in_fsdp(device: str) -> None:
     fully_shard(model, mesh=mesh)
     (model((x, x.flip(0)))[0].sin() + model((x, x))[1]).sum().backward()
     for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad.full_tensor(), wanted[name], rtol=1e-5, atol=1e-5), name
+        # A mean of equal gradients over 2 or 4 ranks is exact.
+        assert torch.equal(parameter.grad.full_tensor(), wanted[name]), name
 
 
 @body
