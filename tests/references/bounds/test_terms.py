@@ -37,8 +37,8 @@ def terms(
     }
 
 
-# The hand adds errors and multiplies none: it leaves out at most five products of a term with an error of 16u. They only
-# add to the term; below, float64's own roundings may show.
+# The hand adds errors and multiplies none: it leaves out at most five products of a term with an error of 16u.
+# They only add to the term; below, float64's own roundings may show.
 LEFT_OUT, FLOAT64 = 5 * 16 * u, 2.0**-48
 
 
