@@ -22,7 +22,7 @@ from rmsnorm import (
     liger_rms_norm,
 )
 from rmsnorm.fused import launch
-from tests.rmsnorm.torch.test_programs import TRANSFORMS, assert_close, gradients
+from tests.rmsnorm.torch.test_programs import TRANSFORMS, assert_close, assert_same, gradients
 
 H, EPS, OFFSET = 16, 1e-3, 0.5
 MODES = ("llama", "gemma", "none")
@@ -106,9 +106,9 @@ def test_a_compiled_block_is_the_eager_one(mode: str, dynamic: bool) -> None:
         run = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=dynamic)
         for n_rows in (3, 5):
             x = torch.randn(n_rows, H)
-            assert_close(gradients(run, x), gradients(plain, x))
+            assert_same(gradients(run, x), gradients(plain, x))
         with torch.no_grad():
-            assert_close(run(x), plain(x))
+            assert_same(run(x), plain(x))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -122,7 +122,7 @@ def test_a_compiled_call_keeps_the_gradients_of_what_is_used(uses: str, door: st
     leaves = [torch.randn(*shape).requires_grad_() for shape in ((3, H), (3, H), (H,))]
     compiled = torch.compile(lambda *t: loss(DOORS[door], *t), backend=backend, fullgraph=True)
     got = torch.autograd.grad(compiled(*leaves), leaves)
-    assert_close(got, torch.autograd.grad(loss(unfused, *leaves), leaves))
+    assert_same(got, torch.autograd.grad(loss(unfused, *leaves), leaves))
 
 
 def test_inductor_compiles_a_block() -> None:
@@ -139,7 +139,7 @@ def test_a_transform_is_that_of_addition_and_norm(transform: str, compiles: bool
     x = torch.randn(2, H)
     if compiles:
         program = torch.compile(program, backend="aot_eager")
-    assert_close(program(x), wanted(x))
+    assert_same(program(x), wanted(x))
     assert wanted(x).abs().max() > 1e-3, "the case shows nothing"
 
 
@@ -181,7 +181,7 @@ def test_per_sample_gradients() -> None:
     for module in (fused, plain):
         loss = lambda p, x, m=module: func.functional_call(m, p, (x,)).sin().sum()  # noqa: E731
         found.append(func.vmap(func.grad(loss), in_dims=(None, 0))(parameters, x))
-    assert_close(*found)
+    assert_same(*found)
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -191,14 +191,14 @@ def test_an_exported_program_trains(strict: bool) -> None:
     exported = torch.export.export(fused, (x,), strict=strict)
     assert "rmsnorm.add_rms_norm_forward" in str(exported.graph)
     program = exported.module()
-    assert_close(program(x), plain(x))
-    assert_close(gradients(program, x), gradients(plain, x))
+    assert_same(program(x), plain(x))
+    assert_same(gradients(program, x), gradients(plain, x))
     found = []
     for module in (program, plain):
         leaf = x.clone().requires_grad_()
         (first,) = torch.autograd.grad(module(leaf).sin().sum(), leaf, create_graph=True)
         found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
-    assert_close(*found)
+    assert_same(*found)
 
 
 def test_a_traced_program_holds_no_operator_of_ours_and_trains() -> None:
@@ -214,7 +214,7 @@ def test_fx_records_one_call() -> None:
     traced, x = torch.fx.symbolic_trace(fused), torch.randn(3, H)
     calls = [node for node in traced.graph.nodes if node.target is liger_fused_add_rms_norm]
     assert len(calls) == 2
-    assert_close(gradients(traced, x), gradients(plain, x))
+    assert_same(gradients(traced, x), gradients(plain, x))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -255,7 +255,7 @@ def test_jagged_tensors_are_added_and_normalized_row_by_row(way: str) -> None:
         assert torch.equal(y.offsets(), x.offsets()) and s.shape == x.shape
         (y.values().sin() + s.values().cos()).sum().backward()
         found.append((y.values().detach(), s.values().detach(), *(leaf.grad.values() for leaf in leaves)))
-    assert_close(*found)
+    assert_same(*found)
 
 
 def test_jagged_tensors_of_other_lengths_are_one_typed_line() -> None:
