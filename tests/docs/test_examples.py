@@ -44,10 +44,10 @@ def test_a_converted_model_has_its_bits(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_fused_decoder_has_the_losses_of_the_unfused_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU the operations are the same; a GPU may contract product and sum, and 10 steps of Adam carry it on."""
-    fused, unfused = example("residual_stream", monkeypatch).main(steps=10)
+    """On a CPU, where the operations are the same; a GPU may contract product and sum, and Adam carries that on."""
+    fused, unfused = example("residual_stream", monkeypatch).main(steps=10, device="cpu")
     assert fused[-1] < 0.8 * fused[0]
-    assert fused == (pytest.approx(unfused, rel=1e-3) if torch.cuda.is_available() else unfused)
+    assert fused == unfused
 
 
 def test_the_judge_tells_one_conversion_from_two(monkeypatch: pytest.MonkeyPatch) -> None:
