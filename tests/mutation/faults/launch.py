@@ -71,6 +71,7 @@ MUTANTS = (
         "if rstd.numel() == 0 or (dx is None and dw is None):",
         "if dx is None and dw is None:",
         "a backward of no rows divides by their number",
+        TEST_LAUNCH + " -k no_rows",
     ),
     Mutant(
         "L05",

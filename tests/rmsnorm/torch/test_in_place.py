@@ -597,11 +597,14 @@ def test_the_probe_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.interpret
-def test_writing_over_dy_counts_as_a_new_version() -> None:
-    x, w, dy = torch.randn(3, 8), torch.randn(8), torch.randn(3, 8)
+@pytest.mark.parametrize("with_ds", [False, True])
+def test_writing_over_dy_counts_as_a_new_version(with_ds: bool) -> None:
+    # More rows than are few: those get a dX of their own, and PyTorch counts the copy into dY.
+    x, w, dy = torch.randn(ROWS, COLS), torch.randn(COLS), torch.randn(ROWS, COLS)
+    assert ops.overwrites(x, w)
     _, rstd = ops.forward(x, w, EPS, 0.0, "llama", None)
     version = dy._version
-    ops.backward_(dy, x, w, rstd, EPS, 0.0, "llama", None, True)
+    ops.backward_(dy, x, w, rstd, EPS, 0.0, "llama", None, True, ds=torch.ones_like(x) if with_ds else None)
     assert dy._version > version, "a graph that saved dY would not notice"
 
 

@@ -248,7 +248,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
 
     def record(dy: Any, x: Any, w: Any, rstd: Any, **settings: Any) -> Any:
-        seen.append(settings)
+        seen.append(settings | {"over_dy": settings["dx"] is dy})
         return torch.zeros_like(w) if settings["needs_dw"] and w is not None else None
 
     monkeypatch.setattr(launch, "rms_norm_backward", record)
@@ -261,10 +261,12 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_a_gradient_that_nobody_needs_is_not_computed(
     launches: list[dict[str, Any]], in_place: bool, frozen: str
 ) -> None:
-    x, w = torch.ones(2, 8, requires_grad=frozen != "x"), torch.ones(8, requires_grad=frozen != "w")
+    # More rows than are few, and dY is the engine's alone: in place, it is written over.
+    x, w = torch.ones(9, 8, requires_grad=frozen != "x"), torch.ones(8, requires_grad=frozen != "w")
     y = liger_rms_norm(x, w, 1e-6, in_place=in_place)
-    (y * torch.ones(2, 8)).sum().backward()  # dY is the engine's alone: in place, it is written over
+    (y * torch.ones(9, 8)).sum().backward()
     (settings,) = launches
+    assert settings.pop("over_dy") == (in_place and frozen != "x")
     assert settings["needs_dw"] == (frozen != "w")
     assert (settings["dx"] is not None) == (frozen != "x")
 

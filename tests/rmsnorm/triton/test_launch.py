@@ -108,6 +108,22 @@ def test_split_rows_do_not_wait_for_ever_on_nan(
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("row_mode", [None, True, False])
+@pytest.mark.parametrize("n_cols", [1, 100, 8193, 16384, 65536])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_of_no_rows_dw_is_zero_in_every_structure(
+    n_cols: int, row_mode: bool | None, with_residual: bool, device: str
+) -> None:
+    x, w = torch.empty(0, n_cols, device=device), torch.ones(n_cols, device=device)
+    r, s, ds = (torch.empty_like(x) if with_residual else None for _ in range(3))
+    y, rstd = launch.rms_norm_forward(x, w, eps=EPS, row_mode=row_mode, r=r, s=s, **ABOUT)
+    dx = torch.empty_like(x)
+    dw = launch.rms_norm_backward(x, x, w, rstd, dx=dx, needs_dw=True, row_mode=row_mode, ds=ds, **ABOUT)
+    assert y.shape == x.shape and rstd.shape == (0,) and torch.equal(dw, torch.zeros_like(w))
+    assert launch.rms_norm_backward(x, x, w, rstd, dx=dx, needs_dw=False, row_mode=row_mode, ds=ds, **ABOUT) is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_partials_of_idle_programs_are_never_read(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     new_empty = torch.Tensor.new_empty
 
