@@ -19,7 +19,7 @@ import numpy as np
 from references.arrays import dtype_name
 from references.bounds.modes import contradictions
 from references.bounds.tolerances import forward_bounds
-from references.candidates.loading import Implementation
+from references.candidates.outputs import Implementation
 from references.candidates.profile import Profile
 from references.cells.cell import LAYOUT_CODES, Case, in_float32, make_inputs
 from references.cells.levels import COLUMNS, COVERING_AXES, OFFSETS, RANKS, RESIDUAL_AXES, W_LAYOUTS, WEIGHTS

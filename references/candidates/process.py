@@ -25,7 +25,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from references.candidates import interpreter
-from references.candidates.loading import LoadError, Outputs, load
+from references.candidates.loading import LoadError, load
+from references.candidates.outputs import Outputs
 from references.candidates.repetition import Behaviour
 from references.cells.cell import Case, Inputs
 from references.exact.prove import SHAPES, Proof

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from references.candidates.loading import Candidate, ForwardBackward, Function, settings
+from references.candidates.kinds import Candidate, ForwardBackward, Function, settings
 from references.candidates.signatures import Signature
 from references.cells.cell import Case
 from references.exact.program import Program, Settings

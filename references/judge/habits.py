@@ -12,7 +12,7 @@ import numpy as np
 
 from references import numpy_reference
 from references.arrays import bits
-from references.candidates.loading import Outputs
+from references.candidates.outputs import Outputs
 from references.cells.cell import Case, Inputs
 
 EXPLAINED = 0.95  # of the elements of dX; in the other sums of float32 a few round the other way

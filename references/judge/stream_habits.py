@@ -12,7 +12,7 @@ import numpy as np
 
 from references import numpy_reference
 from references.arrays import bits
-from references.candidates.loading import Outputs
+from references.candidates.outputs import Outputs
 from references.cells.cell import Case, Inputs
 from references.spec import FLOATS
 

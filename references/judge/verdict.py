@@ -17,8 +17,8 @@ from references import numpy_reference
 from references.bounds import modes, tolerances
 from references.bounds.rounding import SEQUENTIAL, Arithmetic
 from references.bounds.tolerances import Bound
-from references.candidates.loading import RESULTS, WITHOUT_GRADIENTS, Implementation, Outputs
 from references.candidates.memory import Contract
+from references.candidates.outputs import RESULTS, WITHOUT_GRADIENTS, Implementation, Outputs
 from references.candidates.profile import Profile
 from references.candidates.repetition import Behaviour
 from references.cells.cell import Case, Inputs, in_float32, make_inputs

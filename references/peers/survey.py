@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from references import arrays, numpy_reference
-from references.candidates.loading import Implementation, load
+from references.candidates.loading import load
+from references.candidates.outputs import Implementation
 from references.cells.cell import Case, make_inputs
 from references.judge.verdict import check_all
 from references.peers.registry import Peer

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from references.candidates.loading import Implementation
+from references.candidates.outputs import Implementation
 from references.candidates.profile import Profile
 from references.judge.verdict import EVERYTHING
 

@@ -13,7 +13,8 @@ import numpy as np
 from references import arrays
 from references.bounds import tolerances
 from references.bounds.tolerances import Bound
-from references.candidates.loading import Outputs, load
+from references.candidates.loading import load
+from references.candidates.outputs import Outputs
 from references.cells.cell import Case, make_inputs
 from references.judge.verdict import TENSORS, reference_bounds
 

@@ -6,7 +6,7 @@ from tests.mutation.mutant import VOTE, Mutant
 
 NUMPY, TORCH, JAX = (f"references/{name}_reference.py" for name in ("numpy", "torch", "jax"))
 TOLERANCES = "references/bounds/tolerances.py"
-LOADING = "references/candidates/loading.py"
+KINDS = "references/candidates/kinds.py"
 TEST_BOUNDS = "tests/references/bounds/test_tolerances.py"
 TEST_LOADING = "tests/references/candidates/test_loading.py"
 TEST_STRANGERS = "tests/references/candidates/test_strangers.py"
@@ -127,7 +127,7 @@ JUDGE = (
     ),
     Mutant(
         "RJ6",
-        LOADING,
+        KINDS,
         '                "with no gradient at S": lambda found: self._arriving(case, inputs, found, "ds"),\n',
         "",
         "nobody is asked to do without dS",
@@ -135,7 +135,7 @@ JUDGE = (
     ),
     Mutant(
         "RJ7",
-        LOADING,
+        KINDS,
         "        outputs.absent = (absent,)\n",
         "",
         "what did not arrive is demanded all the same",
@@ -183,7 +183,7 @@ JUDGE = (
     ),
     Mutant(
         "RJ13",
-        "references/candidates/loading.py",
+        KINDS,
         "    outputs.missing = tuple(name for name, gradient in gradients.items() if gradient is None)\n",
         "",
         "a gradient that is missing in part passes",

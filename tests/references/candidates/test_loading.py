@@ -14,8 +14,9 @@ import pytest
 
 from references import arrays
 from references.bounds import tolerances
-from references.candidates.loading import LoadError, Outputs, load
+from references.candidates.loading import LoadError, load
 from references.candidates.memory import Arguments, place
+from references.candidates.outputs import Outputs
 from references.candidates.repetition import Behaviour
 from references.candidates.signatures import Signature
 from references.cells.cell import LAYOUT_CODES, Case, make_inputs

@@ -16,7 +16,7 @@ import pytest
 from references import numpy_reference
 from references.bounds.modes import computed_mode
 from references.bounds.rounding import SEQUENTIAL, sequential_depth, tree_depth
-from references.candidates.loading import Implementation
+from references.candidates.outputs import Implementation
 from references.candidates.probing import BASE, probe
 from references.candidates.profile import Profile, ProfileError, read
 from references.cells.cell import Case, make_inputs

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from references import arrays
-from references.candidates.loading import Implementation, load
+from references.candidates.loading import load
 from references.candidates.memory import Arguments
+from references.candidates.outputs import Implementation
 from references.candidates.repetition import Behaviour, observe
 from references.cells.cell import LAYOUT_CODES, Case, Inputs, make_inputs
 from references.cells.levels import MATRIX, SMOKE

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from references import numpy_reference
-from references.candidates.loading import Outputs
 from references.candidates.memory import Contract
+from references.candidates.outputs import Outputs
 from references.candidates.profile import Profile
 from references.candidates.repetition import Behaviour
 from references.cells.cell import Case, Inputs

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from references import arrays, numpy_reference
-from references.candidates.loading import Outputs
+from references.candidates.outputs import Outputs
 from references.cells.cell import Case, Inputs, make_inputs
 from references.judge.habits import habit
 

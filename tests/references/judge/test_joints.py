@@ -13,8 +13,8 @@ import pytest
 from references import numpy_reference
 from references.arrays import numpy_dtype
 from references.bounds.bound import Bound
-from references.candidates.loading import Outputs
 from references.candidates.memory import Contract
+from references.candidates.outputs import Outputs
 from references.cells.cell import Case, Inputs
 from references.judge.comparison import Comparison, Finding
 from references.judge.verdict import check

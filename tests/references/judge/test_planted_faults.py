@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from references import numpy_reference
-from references.candidates.loading import Outputs
 from references.candidates.memory import Contract
+from references.candidates.outputs import Outputs
 from references.cells.cell import Case, Inputs
 from references.cells.levels import COVERING, MATRIX
 from references.judge.comparison import Finding

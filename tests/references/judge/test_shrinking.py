@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from references import numpy_reference
-from references.candidates.loading import Outputs
 from references.candidates.memory import Contract
+from references.candidates.outputs import Outputs
 from references.cells.cell import Case, Inputs
 from references.judge.shrinking import shrink
 from references.judge.verdict import check

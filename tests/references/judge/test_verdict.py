@@ -13,7 +13,9 @@ import pytest
 
 from references import numpy_reference
 from references.bounds.bound import Bound
-from references.candidates.loading import Candidate, Outputs, load
+from references.candidates.kinds import Candidate
+from references.candidates.loading import load
+from references.candidates.outputs import Outputs
 from references.cells.cell import Case, make_inputs
 from references.cells.levels import COVERING, MATRIX
 from references.judge.comparison import Comparison

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from references import arrays  # noqa: E402
-from references.candidates.loading import Outputs  # noqa: E402
+from references.candidates.outputs import Outputs  # noqa: E402
 from references.cells.cell import Case, Inputs  # noqa: E402
 from references.judge.verdict import compare  # noqa: E402
 from references.spec import DTYPES  # noqa: E402

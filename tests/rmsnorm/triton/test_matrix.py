@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from references.candidates import loading
+from references.candidates.outputs import Implementation
 from references.candidates.profile import Profile
 from references.cells.cell import Case
 from references.cells.levels import COVERING, MATRIX
@@ -17,7 +18,7 @@ STREAM = Profile(residual=(True,))
 CELLS = (*MATRIX, *COVERING, *STREAM.cells("matrix"), *STREAM.cells("smoke"))
 
 
-def candidate(device: str, case: Case) -> loading.Implementation:
+def candidate(device: str, case: Case) -> Implementation:
     name = "liger_fused_add_rms_norm" if case.residual else "liger_rms_norm"
     return loading.load(f"rmsnorm:{name}", device=device)
 
@@ -49,3 +50,15 @@ def test_cpu_implementation(case: Case, monkeypatch: Any) -> None:
 
     monkeypatch.setattr(launch, "INTERPRETED", False)
     assert_passes("cpu", case)
+
+
+def test_an_absent_gradient_is_judged_where_zeros_are_the_same(monkeypatch: Any) -> None:
+    """Where nothing arrives at Y, dX is dS; from zeros the norm of a row with a NaN would make NaN."""
+    from rmsnorm.fused import launch
+
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    cases = [case for case in STREAM.cells("smoke") if case.n_rows > 1]
+    for data in ("non_finite", "normal"):
+        case = next(case for case in cases if case.data == data)
+        verdict = check(candidate("cpu", case), case, STREAM, repeat=True)
+        assert verdict.status == "pass", verdict.findings

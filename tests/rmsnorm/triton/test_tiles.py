@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from references import arrays  # noqa: E402
 from references.candidates import memory  # noqa: E402
-from references.candidates.loading import Outputs  # noqa: E402
+from references.candidates.outputs import Outputs  # noqa: E402
 from references.cells.cell import Case, make_inputs  # noqa: E402
 from references.judge.verdict import compare  # noqa: E402
 from rmsnorm.fused import launch, plans  # noqa: E402
