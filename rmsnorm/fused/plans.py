@@ -27,6 +27,7 @@ from rmsnorm.fused.tiles import (
     next_power_of_two,
     split_config,
     weight_gradient_config,
+    with_half_the_warps,
 )
 from rmsnorm.fused.variant import Integers, Variant
 
@@ -258,6 +259,16 @@ class BackwardPlan(NamedTuple):
 SplitSettings = tuple[SplitConfig, torch.dtype, torch.dtype | None, int, float, str, bool, bool, int]
 
 
+def are_many(n_rows: int, n_cols: int, itemsize: int) -> bool:
+    """Whether x has 32 MB or more, from where half the warps a tile of several rows were faster on an H200.
+
+    bfloat16, µs, the table's number of warps and half of it: 34.9 and 31.6 at 524288×64, 32.1 and 30.4 at 262144×128,
+    33.4 and 31.0 at 65536×512; with 2 MB, 2.24 and 2.37 at 16384×64 (docs/maintain/tuning.md). Never of a number of
+    rows that torch.compile leaves open.
+    """
+    return isinstance(n_rows, int) and n_rows * n_cols * itemsize >= 2**25
+
+
 @remember
 def forward_plan(
     shape: tuple[int, ...],
@@ -276,7 +287,9 @@ def forward_plan(
     copies, row_steps, align = _rows(shape, itemsize, x_strides, r_strides)
     if config is None:
         row_wise = is_row_wise("forward", n_cols, itemsize, row_mode)
-        config = forward_config(n_cols, itemsize, row_wise, casting_mode)
+        config = forward_config(n_cols, itemsize, row_wise, casting_mode, r_strides is not None)
+        if are_many(n_rows, n_cols, itemsize) and align * itemsize == 16:  # else other threads would hold a row
+            config = with_half_the_warps(config, itemsize)
     about = dtype, w_dtype, n_cols, eps, offset, casting_mode, align
     variant = _forward_variant(config, *about, r_strides is not None, needs_rstd)
     return ForwardPlan(copies, variant, -(-n_rows // config.block_rows), (*row_steps, n_rows))

@@ -7,7 +7,8 @@ a row is and not on the GPU, with its own number of programs and no more rows in
 number of columns that is not in the table gets the tiles of the next larger one.
 
 Variant and tiles depend on the columns, the element size and the mode, never on the number of rows, so neither do the
-bits of a row's y, rstd and dx. The number of programs does depend on it, and decides how dw is summed, nothing else.
+bits of a row's y, rstd and dx. The number of programs does depend on it, and decides how dw is summed, nothing
+else; so does the number of warps of a forward tile of several rows, where it leaves a row's threads as they are.
 """
 
 from __future__ import annotations
@@ -122,6 +123,25 @@ def _block_wise_max_cols() -> dict[tuple[str, int], int]:
     return {(entry["direction"], entry["itemsize"]): entry["max_cols"] for entry in _tuned()["block_wise"]}
 
 
+@functools.lru_cache(maxsize=4096)
+def with_half_the_warps(config: ForwardConfig, itemsize: int) -> ForwardConfig:
+    """The same tile on half the warps, each with twice the rows, for many rows of few columns.
+
+    Only where a row's 16-byte pieces find a thread each on half the warps, too: then the row lies on as many threads as
+    before, in the same order, and so its bits are the same. Other tiles stay as they are.
+    """
+    threads_a_row = config.block_cols * itemsize // 16
+    half = config.num_warps // 2
+    return replace(config, num_warps=half) if config.block_rows > 1 and threads_a_row <= 32 * half else config
+
+
+@functools.cache
+def _held_with_residual() -> dict[tuple[int, bool, int], int]:
+    """(itemsize, row-wise, n_cols) of a forward entry → its n_held with a residual, where that is another."""
+    entries = [entry for entry in _tuned()["entries"] if entry["direction"] == "residual"]
+    return {(entry["itemsize"], entry["row_wise"], entry["n_cols"]): entry["n_held"] for entry in entries}
+
+
 @functools.cache
 def _table() -> dict[tuple[str, int, bool], list[dict[str, Any]]]:
     """(direction, itemsize, row-wise) → entries by rising n_cols, those of one casting mode before those of all."""
@@ -156,11 +176,19 @@ def _chunk_cols(n_cols: int, itemsize: int, entry: dict[str, Any]) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def forward_config(n_cols: int, itemsize: int, row_wise: bool, casting_mode: str) -> ForwardConfig:
-    """The forward launch for rows of n_cols elements of itemsize bytes."""
+def forward_config(
+    n_cols: int, itemsize: int, row_wise: bool, casting_mode: str, has_residual: bool = False
+) -> ForwardConfig:
+    """The forward launch for rows of n_cols elements of itemsize bytes.
+
+    A residual changes how many chunks are held, nothing that decides in which order a row is summed.
+    """
     entry = _entry("forward", n_cols, itemsize, row_wise, casting_mode)
     block_cols = _chunk_cols(n_cols, itemsize, entry)
-    n_held = min(-(-n_cols // block_cols), entry["n_held"] * entry["block_cols"] // block_cols)
+    n_held = entry["n_held"]
+    if has_residual and "casting_mode" not in entry:
+        n_held = _held_with_residual().get((itemsize, row_wise, entry["n_cols"]), n_held)
+    n_held = min(-(-n_cols // block_cols), n_held * entry["block_cols"] // block_cols)
     return ForwardConfig(entry["block_rows"], block_cols, n_held, entry["num_warps"])
 
 

@@ -56,7 +56,7 @@ class _Bare(torch.autograd.Function):
         y = torch.empty_like(x)
         rstd = x.new_empty(x.shape[0], dtype=torch.float32)
         run, before, after = launches[0]
-        run(*before, x.data_ptr(), w.data_ptr(), y.data_ptr(), rstd.data_ptr(), *after)
+        run(*before, x.data_ptr(), None, w.data_ptr(), y.data_ptr(), None, rstd.data_ptr(), *after)  # no residual
         ctx.save_for_backward(x, w, rstd)
         ctx.launches = launches
         return y
@@ -67,6 +67,6 @@ class _Bare(torch.autograd.Function):
         x, w, rstd = ctx.saved_tensors
         _, (run, before, after) = ctx.launches
         dx, dw = torch.empty_like(x), torch.empty_like(w)
-        pointers = (dy.data_ptr(), x.data_ptr(), w.data_ptr(), rstd.data_ptr(), dx.data_ptr(), dw.data_ptr())
+        pointers = (dy.data_ptr(), None, x.data_ptr(), w.data_ptr(), rstd.data_ptr(), dx.data_ptr(), dw.data_ptr())
         run(*before, *pointers, *after)
         return dx, dw, None

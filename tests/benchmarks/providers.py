@@ -54,11 +54,15 @@ class HuggingFaceRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=dtype, device=device))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.normalize(hidden_states, self.weight)
+
+    @staticmethod
+    def normalize(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         input_dtype = hidden_states.dtype
         hidden_states = hidden_states.to(torch.float32)
         variance = hidden_states.pow(2).mean(-1, keepdim=True)
         hidden_states = hidden_states * torch.rsqrt(variance + EPS)
-        return self.weight * hidden_states.to(input_dtype)
+        return weight * hidden_states.to(input_dtype)
 
 
 def _ours(hidden_size: int, dtype: torch.dtype, device: str) -> nn.Module:

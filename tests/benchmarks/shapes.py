@@ -32,6 +32,10 @@ class Shape:
         """Microseconds below which the memory system does not go."""
         return self.bytes_moved(direction) / HBM_BYTES_A_MICROSECOND
 
+    def residual_floor(self) -> float:
+        """The same with a residual, of either direction: x, r, s, y there and dy, ds, s, dx back."""
+        return 4 * self.n_rows * self.n_cols * self.dtype.itemsize / HBM_BYTES_A_MICROSECOND
+
 
 F32, BF16 = torch.float32, torch.bfloat16
 SWEEP = tuple(Shape(4096, n_cols, F32) for n_cols in (1024, 2048, 4096, 8192, 16384))
@@ -42,6 +46,12 @@ WIDE = tuple(Shape(2048, n_cols, dtype) for dtype in (BF16, F32) for n_cols in (
 OTHER = (Shape(4096, 4100, F32), Shape(4096, 24576, BF16))
 FEW_COLUMNS = tuple(
     Shape(n_rows, n_cols, BF16) for n_cols in (64, 128, 256, 512) for n_rows in (16, 256, 1024, 4096, 16384, 131072)
+)
+RESIDUAL_SHAPES = (
+    *(Shape(4096, n_cols, BF16) for n_cols in (1024, 2048, 4096, 5120, 8192, 16384)),
+    *(Shape(n_rows, n_cols, BF16) for n_rows, n_cols in ((1024, 4096), (16384, 2048), (32768, 4096), (2048, 32768))),
+    *(Shape(n_rows, 4096, BF16) for n_rows in (16, 64)),
+    *(Shape(4096, n_cols, F32) for n_cols in (4096, 8192)),
 )
 GPU_SHAPES = SWEEP + MODELS + MANY_ROWS + HEADS + WIDE + OTHER + FEW_COLUMNS
 CPU_SHAPES = (Shape(256, 1024, F32), Shape(256, 4096, F32))

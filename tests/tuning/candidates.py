@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +17,7 @@ from rmsnorm.fused import tiles
 from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, Processors, SplitConfig, WeightGradientConfig
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
-DIRECTIONS = ("forward", "backward", "split", "finish")
+DIRECTIONS = ("forward", "residual", "backward", "split", "finish")
 WARPS = (1, 2, 4, 8, 16, 32)
 VECTOR = 16  # bytes of the widest access
 MOST_HELD = 256  # bytes of x that a thread holds in registers
@@ -69,7 +69,7 @@ class Target:
         if self.n_cols <= 2048:
             return (1024, 4096, 16384)
         if self.n_cols <= 16384:
-            return (512, 4096) if self.direction == "forward" else (4096,)
+            return (4096,) if self.direction == "backward" else (512, 4096)
         return (2048,)
 
     def fits(self, pattern: str) -> bool:
@@ -90,13 +90,22 @@ def targets(patterns: list[str]) -> list[Target]:
     known = [
         Target(e["direction"], names[e["itemsize"]], e["n_cols"], e["row_wise"], e.get("casting_mode"))
         for e in entries()
+        if e["direction"] != "residual"
     ]
+    known += [replace(t, direction="residual") for t in known if _has_choice_with_residual(t)]
     known += [Target("finish", name, 2**i, True) for name in DTYPES for i in range(6, 17)]
     found: dict[Target, None] = {}
     for pattern in patterns:
         fitting = [target for target in known if target.fits(pattern)] or _new_target(pattern)
         found |= dict.fromkeys(fitting)
     return list(found)
+
+
+def _has_choice_with_residual(target: Target) -> bool:
+    """Whether the forward's entry has several chunks, any number of which may be held."""
+    if target.direction != "forward" or target.casting_mode is not None:
+        return False
+    return target.n_cols > tiles.forward_config(target.n_cols, target.itemsize, target.row_wise, "llama").block_cols
 
 
 def _new_target(pattern: str) -> list[Target]:
@@ -114,6 +123,9 @@ def present(target: Target, processors: Processors) -> Entry:
     if target.direction == "finish":  # a rule, as an entry
         now = tiles.weight_gradient_config(processors.count, target.n_cols, processors)
         return _about(target) | vars(now)
+    if target.direction == "residual":
+        now = tiles.forward_config(target.n_cols, target.itemsize, target.row_wise, "llama", True)
+        return _about(target) | {"n_held": now.n_held}
     if target.direction == "split":
         table = tiles._table()[target.key]
         found = next(e for e in table if e["n_cols"] >= target.n_cols > e["above_n_cols"])
@@ -131,6 +143,9 @@ def configuration(target: Target, entry: Entry, processors: Processors) -> Confi
     """What `rmsnorm.fused.tiles` makes of a table with this entry alone, with the most programs."""
     if target.direction == "finish":
         return WeightGradientConfig(entry["block_partials"], entry["block_cols"], entry["num_warps"])
+    if target.direction == "residual":
+        tile = tiles.forward_config(target.n_cols, target.itemsize, target.row_wise, "llama")
+        return replace(tile, n_held=entry["n_held"])
     with patch.object(tiles, "_table", lambda: {target.key: [entry]}):
         if target.direction == "forward":
             mode = target.casting_mode or "llama"
@@ -144,7 +159,9 @@ def configuration(target: Target, entry: Entry, processors: Processors) -> Confi
 
 def candidates(target: Target, processors: Processors) -> dict[Config, Entry]:
     """The present entry first, then simple ones before others; one for each launch."""
-    generate = {"forward": _forward, "backward": _backward, "split": _split, "finish": _finish}[target.direction]
+    generate = {
+        "forward": _forward, "residual": _residual, "backward": _backward, "split": _split, "finish": _finish,
+    }[target.direction]  # fmt: skip
     now = present(target, processors)
     found: dict[Config, Entry] = {configuration(target, now, processors): now}
     for choice in generate(target, processors):
@@ -174,6 +191,14 @@ def _forward(target: Target, processors: Processors) -> Iterator[Entry]:
         for n_held in sorted({n_chunks, 0, 1, 2, 4} & set(range(n_chunks + 1)), reverse=True):
             if n_held * block_rows * block_cols * target.itemsize <= 32 * num_warps * MOST_HELD:
                 yield {"block_rows": block_rows, "block_cols": block_cols, "n_held": n_held, "num_warps": num_warps}
+
+
+def _residual(target: Target, processors: Processors) -> Iterator[Entry]:
+    """The forward's tile, which decides the bits of a row, with any number of its chunks held."""
+    tile = tiles.forward_config(target.n_cols, target.itemsize, target.row_wise, "llama")
+    for n_held in range(-(-target.n_cols // tile.block_cols), -1, -1):
+        if n_held * tile.block_rows * tile.block_cols * target.itemsize <= 32 * tile.num_warps * MOST_HELD:
+            yield {"n_held": n_held}
 
 
 def _backward(target: Target, processors: Processors) -> Iterator[Entry]:

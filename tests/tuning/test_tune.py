@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -111,7 +112,11 @@ def test_patterns_name_targets_in_their_order() -> None:
     assert targets(["forward:bf16:5121"]) == [Target("forward", "bf16", 5121, True)], "not in the table"
     assert targets(["forward:bf16:5121:none"]) == [Target("forward", "bf16", 5121, True, "none")]
     everything = {(t.direction, t.itemsize, t.row_wise, t.n_cols, t.casting_mode) for t in targets(list(tune.ORDER))}
-    assert everything == set(map(tune._identity, entries()))
+    assert {about for about in everything if about[0] != "residual"} == {
+        about for about in map(tune._identity, entries()) if about[0] != "residual"
+    }
+    several_chunks = {("residual", 2, True, n, None) for n in (4104, 5120, 16384, 32768, 65536)}
+    assert several_chunks == {about for about in everything if about[:2] == ("residual", 2) and about[2]}
     for nonsense in (
         "bf17",
         "5121",
@@ -138,6 +143,9 @@ def test_candidates_start_with_the_present_entry_and_differ(target: Target) -> N
         assert first == tiles.forward_config(target.n_cols, target.itemsize, target.row_wise, target.casting_mode)
     elif target.direction == "backward":
         assert first == tiles._backward_tiles(target.n_cols, target.itemsize, target.row_wise, H200)
+    elif target.direction == "residual":
+        assert first == tiles.forward_config(target.n_cols, target.itemsize, target.row_wise, "llama", True)
+        assert {replace(c, n_held=0) for c in found} == {replace(first, n_held=0)}, "a row's bits are the forward's"
     elif target.direction == "split":
         assert first == tiles.split_config(target.n_cols, target.itemsize, H200)
     assert len(found) > 1
@@ -183,7 +191,15 @@ class FakeTimer:
 
 @pytest.mark.interpret
 @pytest.mark.parametrize(
-    "name", ["forward:f32:64:row", "forward:bf16:512:none", "backward:f64:64:row", "finish:bf16:64", "split:f32:32768"]
+    "name",
+    [
+        "forward:f32:64:row",
+        "forward:bf16:512:none",
+        "residual:f32:8192",
+        "backward:f64:64:row",
+        "finish:bf16:64",
+        "split:f32:32768",
+    ],
 )
 def test_a_target_is_judged_timed_and_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few = Processors(count=8, shared_memory=232448, cooperative=True)

@@ -3,7 +3,8 @@
     python3 -m tests.tuning.tune                                    every entry of the table
     python3 -m tests.tuning.tune --only bf16:4096 backward:f64      entries that a pattern names, in this order
     python3 -m tests.tuning.tune --only forward:bf16:5120           a whole name may be new to the table,
-    python3 -m tests.tuning.tune --only forward:bf16:65536:none     also one of a casting mode alone
+    python3 -m tests.tuning.tune --only forward:bf16:65536:none     also one of a casting mode alone,
+    python3 -m tests.tuning.tune --only residual:bf16:8192          or how much a forward with a residual holds
     python3 -m tests.tuning.tune --dry-run                          what would be measured, without a GPU
 
 Each candidate is judged against the derived bounds first, then all of a target are timed in one session, each call
@@ -23,6 +24,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -67,7 +69,7 @@ REPETITIONS, FINAL_REPETITIONS = 7, 31
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)  # for a dry run
 EPS = 1e-6
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ORDER = ("forward", "backward", "split")
+ORDER = ("forward", "residual", "backward", "split")
 
 Times = Mapping[Config, float]
 
@@ -155,12 +157,15 @@ class Problem:
             self.dw = torch.empty(target.n_cols, device=DEVICE, dtype=dtype)
             return
         self.x, self.w = random(shape), random(target.n_cols)
-        if target.direction != "forward":
+        self.streams: dict[str, torch.Tensor] = {}
+        if target.direction == "residual":
+            self.streams = {"r": random(shape), "s": torch.empty_like(self.x)}
+        elif target.direction != "forward":
             self.dy, self.dx = random(shape), torch.empty_like(self.x)
             _, self.rstd = self.forward(None)
 
     def forward(self, config: ForwardConfig | None) -> tuple[torch.Tensor, torch.Tensor]:
-        return launch.rms_norm_forward(self.x, self.w, eps=EPS, config=config, **settings(self.target))
+        return launch.rms_norm_forward(self.x, self.w, eps=EPS, config=config, **settings(self.target), **self.streams)
 
     def backward(self, config: BackwardConfig | SplitConfig) -> torch.Tensor | None:
         if isinstance(config, BackwardConfig):
@@ -212,8 +217,10 @@ class Judge:
         if target.direction == "finish":
             return
         x, w = (arrays.to_numpy(t.cpu()) for t in (self.problem.x, self.problem.w))
+        if target.direction == "residual":
+            x = x + arrays.to_numpy(self.problem.streams["r"].cpu())
         self.bounds = tolerances.forward_bounds(x, w, eps=EPS, **settings(target))
-        if target.direction != "forward":
+        if target.direction in ("backward", "split"):
             dy = arrays.to_numpy(self.problem.dy.cpu())
             self.bounds = tolerances.backward_bounds(dy, x, w, eps=EPS, **settings(target))
 
@@ -309,7 +316,8 @@ def _compile(target: Target, n_rows: int, config: Config, processors: Processors
         patch.object(plans, "processors", lambda _: processors),
     ):
         if isinstance(config, ForwardConfig):
-            launch.rms_norm_forward(x, w, eps=EPS, config=config, **settings(target))
+            streams = {"r": x, "s": x} if target.direction == "residual" else {}
+            launch.rms_norm_forward(x, w, eps=EPS, config=config, **settings(target), **streams)
         elif isinstance(config, WeightGradientConfig):
             finish(config, x.to(checks.compute_dtype(dtype)), w)
         else:
@@ -419,7 +427,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(ORDER), metavar="PATTERN", help="what to tune, in order")
     parser.add_argument(
-        "--time-budget", type=float, default=float("inf"), metavar="SECONDS", help="start nothing later"
+        "--time-budget", type=float, default=threading.TIMEOUT_MAX, metavar="SECONDS", help="start nothing later"
     )
     parser.add_argument("--log", type=Path, default=Path("tuning_log.json"), help="every time; gone on from if there")
     parser.add_argument("--table", type=Path, default=TABLE, help="where the table goes that the log makes")

@@ -12,6 +12,7 @@ OPS = "rmsnorm/ops.py"
 TEST_LAUNCH = "tests/rmsnorm/triton/test_launch.py"
 TEST_TILES = "tests/rmsnorm/triton/test_tiles.py"
 TEST_HOST = "tests/rmsnorm/triton/test_host_contract.py"
+TEST_MANY = "tests/rmsnorm/triton/test_many_rows.py"
 TEST_HARD = "tests/rmsnorm/triton/test_hard_inputs.py"
 
 _FORWARD_VARIANT = "    variant = _forward_variant(config, *about,"
@@ -247,10 +248,34 @@ MUTANTS = (
     Mutant(
         "H25",
         TILES,
-        'n_held = min(-(-n_cols // block_cols), entry["n_held"]',
-        'n_held = max(-(-n_cols // block_cols), entry["n_held"]',
+        "n_held = min(-(-n_cols // block_cols), n_held",
+        "n_held = max(-(-n_cols // block_cols), n_held",
         "chunks beyond the row are held",
         TEST_LAUNCH + " -k every_shape",
+    ),
+    Mutant(
+        "H42",
+        TILES,
+        "threads_a_row <= 32 * half",
+        "threads_a_row <= 32 * config.num_warps",
+        "half the warps where a row does not keep its threads",
+        TEST_MANY,
+    ),
+    Mutant(
+        "H43",
+        PLANS,
+        "if are_many(n_rows, n_cols, itemsize) and align * itemsize == 16:",
+        "if are_many(n_rows, n_cols, itemsize):",
+        "half the warps where rows are not read in whole vectors",
+        TEST_MANY,
+    ),
+    Mutant(
+        "H44",
+        PLANS,
+        "isinstance(n_rows, int) and n_rows * n_cols * itemsize >= 2**25",
+        "isinstance(n_rows, int) and n_rows * n_cols * itemsize > 2**25",
+        "32 MB are not many rows",
+        TEST_MANY,
     ),
     Mutant(
         "H26",

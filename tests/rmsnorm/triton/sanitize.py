@@ -61,6 +61,16 @@ CASES = (
     Case("none", 0.5, "float16", "same", True, (2, 65536), 0.7),  # some held, some streamed; split rows
     Case("gemma", 0.5, "bfloat16", "same", True, (5, 40000), 0.7, dy_layout="misaligned"),
     Case("llama", 0.5, "float32", "float32", True, (5, 32768), 0.7, x_layout="row_strided"),
+    *(
+        Case(mode, 0.5, dtype, "same", True, (3, 100), 0.7, residual=True, r_layout="row_strided")
+        for mode in CastingMode
+        for dtype in DTYPES
+    ),
+    Case("none", 0.5, "bfloat16", "same", False, (40, 64), 0.7, residual=True, ds_layout="misaligned"),  # block-wise
+    Case("gemma", 0.5, "bfloat16", "same", True, (150, 96), 0.7, residual=True, x_layout="column_strided"),
+    Case("llama", 0.5, "bfloat16", "same", True, (3, 16384), 0.7, residual=True),  # streamed, or held
+    Case("none", 0.5, "float16", "same", True, (2, 65536), 0.7, residual=True, ds_layout="row_strided"),  # split rows
+    Case("llama", 0.5, "float64", "same", True, (5, 24001), 0.7, residual=True),
 )
 
 
@@ -71,7 +81,7 @@ def run_cases(cases: tuple[Case, ...], device: str) -> dict[str, Any]:
     from references.judge.verdict import check
 
     interpreter.install()
-    implementation = load("rmsnorm:liger_rms_norm", device)
+    norm, add_norm = (load(f"rmsnorm:{name}", device) for name in ("liger_rms_norm", "liger_fused_add_rms_norm"))
     from rmsnorm.fused.variant import Variant
 
     launches: Counter[str] = Counter()
@@ -84,7 +94,7 @@ def run_cases(cases: tuple[Case, ...], device: str) -> dict[str, Any]:
     findings = []
     with patch.object(Variant, "launch", counted):
         for case in cases:
-            verdict = check(implementation, case)
+            verdict = check(add_norm if case.residual else norm, case)
             findings += [f"{case.id}: {finding}" for finding in verdict.findings]
             if verdict.status == "unsupported":
                 findings.append(f"{case.id}: {verdict.reason}")

@@ -54,13 +54,17 @@ def test_cases_reach_every_kernel_and_layout() -> None:
     row_wise = [case for case in cases if is_row_wise("backward", case.shape[-1], itemsize[case.dtype], case.row_mode)]
     split = [case for case in row_wise if split_config(case.shape[-1], itemsize[case.dtype], H200)]
     assert {case.dtype for case in split} == {"float16", "bfloat16", "float32", "float64"}
+    assert (
+        {case.residual for case in split} == {case.residual for case in row_wise if case not in split} == {False, True}
+    )
     many = [case for case in cases if not are_few(case.n_rows, case.shape[-1], H200)]
     assert len({is_row_wise("backward", case.shape[-1], itemsize[case.dtype], case.row_mode) for case in many}) == 2
 
 
 @pytest.mark.interpret
 def test_a_share_runs_and_is_judged() -> None:
-    report = sanitize.run_cases(sanitize.CASES[12:14], "cpu")
+    with_residual = next(case for case in sanitize.CASES if case.residual)
+    report = sanitize.run_cases((*sanitize.CASES[12:14], with_residual), "cpu")
     assert report["findings"] == []
     kernels = {"rms_norm_forward_kernel", "rms_norm_backward_few_rows_kernel"}
     assert set(report["launches"]) >= kernels
