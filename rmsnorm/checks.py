@@ -93,17 +93,18 @@ def _check_settings(eps: float, offset: float, casting_mode: str, in_place: Any,
 def check_inputs(x: Any, w: Any, least_cols: int = 1) -> None:
     """Raise TypeError for what is no dense tensor of the four dtypes, ValueError for a shape or a device."""
     check_tensor("X", x)
+    shape = x.shape
     if x.dim() == 0:
-        raise ValueError(f"X must have shape (..., H), got a 0-d tensor of shape {tuple(x.shape)}")
-    if x.shape[-1] < least_cols:
-        raise ValueError(f"X must have at least one column, got shape {tuple(x.shape)}")
+        raise ValueError(f"X must have shape (..., H), got a 0-d tensor of shape {tuple(shape)}")
+    if shape[-1] < least_cols:
+        raise ValueError(f"X must have at least one column, got shape {tuple(shape)}")
     if w is None:
         return
     check_tensor("W", w)
     if w.dim() != 1:
         raise ValueError(f"W must be 1-D, got shape {tuple(w.shape)}")
-    if w.shape[0] != x.shape[-1]:
-        raise ValueError(f"W must have as many elements as X has columns, got {w.shape[0]} and {x.shape[-1]}")
+    if w.shape[0] != shape[-1]:
+        raise ValueError(f"W must have as many elements as X has columns, got {w.shape[0]} and {shape[-1]}")
     if w.device != x.device:
         raise ValueError(f"X and W must be on one device, got X on {x.device} and W on {w.device}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
@@ -37,7 +38,9 @@ class LigerRMSNormFunction(torch.autograd.Function):
             return transforms.rms_norm(X, W, eps, offset, casting_mode)
         if not torch.is_grad_enabled() or not (X.requires_grad or (W is not None and W.requires_grad)):
             return ops.normalize(X, W, eps, offset, casting_mode, row_mode)
-        return super().apply(X, W, eps, offset, casting_mode, in_place, row_mode)
+        # Past torch.autograd.Function.apply, which looks for transforms once more.
+        X, W = unwrap_if_dead(X), W if W is None else unwrap_if_dead(W)
+        return super(torch.autograd.Function, cls).apply(X, W, eps, offset, casting_mode, in_place, row_mode)  # type: ignore[misc]
 
     @staticmethod
     def forward(
@@ -95,7 +98,9 @@ class LigerFusedAddRMSNormFunction(torch.autograd.Function):
         needs_gradient = X.requires_grad or R.requires_grad or (W is not None and W.requires_grad)
         if not torch.is_grad_enabled() or not needs_gradient:
             return ops.add_and_normalize(X, R, W, eps, offset, casting_mode, row_mode)
-        return super().apply(X, R, W, eps, offset, casting_mode, in_place, row_mode)
+        # Past torch.autograd.Function.apply, which looks for transforms once more.
+        X, R, W = unwrap_if_dead(X), unwrap_if_dead(R), W if W is None else unwrap_if_dead(W)
+        return super(torch.autograd.Function, cls).apply(X, R, W, eps, offset, casting_mode, in_place, row_mode)  # type: ignore[misc]
 
     @staticmethod
     def forward(
@@ -137,9 +142,10 @@ def _gradients(
     grads: what a backward was called with, (dY,) or (dY, dS), of which it has taken nothing yet.
     """
     compiling = torch.compiler.is_compiling()
-    exclusive = ctx.in_place and not compiling and not torch.is_grad_enabled() and ownership.is_exclusive(grads)
-    dY, dS = grads if len(grads) == 2 else (grads[0], None)
     X, W, RSTD = ctx.saved_tensors  # X is S where a residual was added
+    permitted = ctx.in_place and not compiling and not torch.is_grad_enabled()
+    overwrites = permitted and needs_dx and ops.overwrites(X, W, *grads[1:]) and ownership.is_exclusive(grads)
+    dY, dS = grads if len(grads) == 2 else (grads[0], None)
     eps, offset, casting_mode, _ = settings = ctx.settings
     dX: torch.Tensor | None = dS
     dW: torch.Tensor | None = None
@@ -149,7 +155,7 @@ def _gradients(
         dX, dW = transforms.rms_norm_backward(dY, X, W, eps, offset, casting_mode, dS)
     elif torch.is_grad_enabled() and not compiling:  # create_graph: the operators' own derivatives
         dX, dW = ops.differentiable_backward(dY, X, W, RSTD, *settings, needs_dx, needs_dw, ds=dS)
-    elif needs_dx and exclusive and ops.overwrites(X, W, dS):
+    elif overwrites:
         dW = ops.backward_(dY, X, W, RSTD, *settings, needs_dw, ds=dS)
         dX = dY
     else:

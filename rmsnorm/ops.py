@@ -50,12 +50,15 @@ def _uses_kernels(x: torch.Tensor) -> bool:
     return (x.device.type != "cpu" or launch.INTERPRETED) and x.shape[-1] <= MAX_FUSED_COLS
 
 
-def _forward(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mode: str, row_mode: bool | None) -> Pair:
-    check_forward(x, w, eps, offset, casting_mode)
+def _forward(x: torch.Tensor, w: Weight, *settings: Any) -> Pair:
+    check_forward(x, w, *settings[:3])
+    return _normalize(x, w, *settings)
+
+
+def _normalize(x: torch.Tensor, w: Weight, *settings: Any, needs_rstd: bool = True) -> Pair:
     if _uses_kernels(x):
-        settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode}
-        return launch.rms_norm_forward(x, w, **settings, row_mode=row_mode)
-    return _composed(x, w, eps, offset, casting_mode, row_mode)
+        return launch.rms_norm_forward(x, w, *settings, needs_rstd=needs_rstd)
+    return _composed(x, w, *settings)
 
 
 def _composed(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mode: str, row_mode: bool | None) -> Pair:
@@ -70,23 +73,13 @@ def _add_forward(x: torch.Tensor, r: torch.Tensor, w: Weight, *settings: Any) ->
 
 
 def _add_and_normalize(
-    x: torch.Tensor,
-    r: torch.Tensor,
-    w: Weight,
-    eps: float,
-    offset: float,
-    casting_mode: str,
-    row_mode: bool | None,
-    *,
-    records: bool = False,
-    needs_rstd: bool = True,
+    x: torch.Tensor, r: torch.Tensor, w: Weight, *settings: Any, records: bool = False, needs_rstd: bool = True
 ) -> Triple:
     """y, s and, with needs_rstd, rstd; records: into the graph that torch.compile is making."""
     if not _uses_kernels(x):
-        return _add_composed(x, r, w, eps, offset, casting_mode, row_mode)
-    s = x.new_empty(x.shape)
-    settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
-    y, rstd = launch.rms_norm_forward(x, w, **settings, r=r, s=s, records=records, needs_rstd=needs_rstd)
+        return _add_composed(x, r, w, *settings)
+    s = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y, rstd = launch.rms_norm_forward(x, w, *settings, r=r, s=s, records=records, needs_rstd=needs_rstd)
     return y, s, rstd
 
 
@@ -116,7 +109,7 @@ def _gradients(
     *settings, needs_dx, needs_dw = rest
     dx: torch.Tensor | None
     if _uses_kernels(x):
-        dx = x.new_empty(x.shape) if needs_dx else None
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_dx else None
         dw = _launch_backward(dy, x, w, rstd, settings, dx, needs_dw, ds)
     else:
         dx, dw = _eager_backward(dy, x, w, rstd, settings, needs_dx, needs_dw, ds)
@@ -149,9 +142,9 @@ def _launch_backward(
     ds: torch.Tensor | None = None,
     records: bool = False,
 ) -> torch.Tensor | None:
-    _, offset, casting_mode, row_mode = settings
-    about: dict[str, Any] = {"offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
-    return launch.rms_norm_backward(dy, x, w, rstd, **about, dx=dx, needs_dw=bool(needs_dw), records=records, ds=ds)
+    return launch.rms_norm_backward(
+        dy, x, w, rstd, *settings[1:], dx=dx, needs_dw=bool(needs_dw), records=records, ds=ds
+    )
 
 
 def _eager_backward(
@@ -363,8 +356,7 @@ def _record_forward(x: torch.Tensor, w: Weight, eps: float, offset: float, casti
     check_forward(x, w, eps, offset, casting_mode)
     if not _uses_kernels(x) or isinstance(x.shape[-1], torch.SymInt):
         return NotImplemented
-    settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
-    return launch.rms_norm_forward(x, w, **settings, records=True)
+    return launch.rms_norm_forward(x, w, eps, offset, casting_mode, row_mode, records=True)
 
 
 def _record_add_forward(x: torch.Tensor, r: torch.Tensor, w: Weight, *settings: Any) -> Any:
@@ -439,26 +431,28 @@ def overwrites(x: torch.Tensor, w: Weight, ds: torch.Tensor | None = None) -> bo
 
 
 def forward(x: torch.Tensor, w: Weight, *settings: Any) -> Pair:
-    """rms_norm_forward by the shortest way."""
-    run = rms_norm_forward if needs_dispatcher(x, w) else _forward
-    return run(x, w, *settings)
+    """rms_norm_forward by the shortest way; the settings are checked already."""
+    if needs_dispatcher(x, w):
+        return rms_norm_forward(x, w, *settings)
+    check_inputs(x, w)
+    return _normalize(x, w, *settings)
 
 
-def normalize(x: torch.Tensor, w: Weight, eps: float, offset: float, casting_mode: str, row_mode: Any) -> torch.Tensor:
+def normalize(x: torch.Tensor, w: Weight, *settings: Any) -> torch.Tensor:
     """y by the shortest way, where nobody can ask for a gradient."""
     if needs_dispatcher(x, w):
-        return rms_norm_forward(x, w, eps, offset, casting_mode, row_mode)[0]
+        return rms_norm_forward(x, w, *settings)[0]
     check_inputs(x, w)
-    if not _uses_kernels(x):
-        return _composed(x, w, eps, offset, casting_mode, row_mode)[0]
-    settings: dict[str, Any] = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "row_mode": row_mode}
-    return launch.rms_norm_forward(x, w, **settings, needs_rstd=False)[0]
+    return _normalize(x, w, *settings, needs_rstd=False)[0]
 
 
 def add_forward(x: torch.Tensor, r: torch.Tensor, w: Weight, *settings: Any) -> Triple:
     """add_rms_norm_forward by the shortest way."""
-    run = add_rms_norm_forward if needs_dispatcher(x, w, r) else _add_forward
-    return run(x, r, w, *settings)
+    if needs_dispatcher(x, w, r):
+        return add_rms_norm_forward(x, r, w, *settings)
+    check_inputs(x, w)
+    check_residual(r, x)
+    return _add_and_normalize(x, r, w, *settings)
 
 
 def add_and_normalize(x: torch.Tensor, r: torch.Tensor, w: Weight, *settings: Any) -> Pair:

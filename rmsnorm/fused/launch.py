@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -23,11 +22,11 @@ BACKWARD_KERNELS = (
 def rms_norm_forward(
     x: torch.Tensor,
     w: torch.Tensor | None,
-    *,
     eps: float,
     offset: float,
     casting_mode: str,
     row_mode: bool | None = None,
+    *,
     config: ForwardConfig | None = None,
     records: bool = False,
     needs_rstd: bool = True,
@@ -43,7 +42,7 @@ def rms_norm_forward(
     With a residual r, like x, of any strides, the sum x + r is written to s, like x and contiguous, and normalized.
     """
     shape, dtype = tuple(x.shape), x.dtype  # new_empty takes twice as long over a torch.Size
-    y = x.new_empty(shape)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     rstd = x.new_empty(shape[:-1], dtype=compute_dtype(dtype)) if needs_rstd else None
     if y.numel() == 0:
         return y, rstd
@@ -70,12 +69,12 @@ def rms_norm_backward(
     x: torch.Tensor,
     w: torch.Tensor | None,
     rstd: torch.Tensor,
-    *,
     offset: float,
     casting_mode: str,
+    row_mode: bool | None = None,
+    *,
     dx: torch.Tensor | None,
     needs_dw: bool,
-    row_mode: bool | None = None,
     config: BackwardConfig | FewRowsConfig | SplitConfig | None = None,
     records: bool = False,
     ds: torch.Tensor | None = None,
@@ -142,7 +141,8 @@ def splits_rows(x: torch.Tensor, row_mode: bool | None) -> bool:
 
 def reads_dy_late(x: torch.Tensor) -> bool:
     """Whether the backward of x still reads dy where dx is written already: in place would cost a copy there."""
-    return plans.are_few(math.prod(x.shape[:-1]), x.shape[-1], plans.processors(x.device))
+    n_cols = x.shape[-1]
+    return plans.are_few(x.numel() // n_cols, n_cols, plans.processors(x.device))
 
 
 def _launch_split(settings: plans.SplitSettings, tensors: Tensors, integers: Integers) -> int:

@@ -37,7 +37,7 @@ class Variant:
         self._options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": True}
         if cooperative:
             self._options["launch_cooperative_grid"] = True
-        self._compiled: dict[tuple[int, ...], Any] = {}
+        self._compiled: dict[int | tuple[int, ...], Any] = {}
         self._resident: dict[tuple[int, ...], int] = {}
 
     def launch(self, n_programs: int, tensors: Tensors, integers: Integers) -> None:
@@ -67,8 +67,14 @@ class Variant:
         if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
             self._kernel[(n_programs,)](*tensors, *integers, *self._constants, **self._options)
             return
-        pointers = [None if t is None else t.data_ptr() for t in tensors]
-        key = _key(device, pointers, integers)
+        pointers: list[int | None] = []
+        bits = 0
+        for t in tensors:
+            pointer = None if t is None else t.data_ptr()
+            bits |= pointer or 0
+            pointers.append(pointer)
+        usual = bits % 16 == 0 and max(integers) < 0x80000000  # the key is the device alone then
+        key = device if usual else _key(device, pointers, integers)
         compiled = self._compiled.get(key)
         if compiled is None:
             self._compiled[key] = self._kernel[(n_programs,)](*tensors, *integers, *self._constants, **self._options)

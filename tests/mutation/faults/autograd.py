@@ -15,7 +15,7 @@ TEST_GRADCHECK = "tests/rmsnorm/torch/test_gradcheck.py"
 TEST_HARD = "tests/rmsnorm/triton/test_hard_inputs.py"
 
 _SETTINGS = "ctx.save_for_backward(X, W, RSTD)\n        ctx.settings = (eps, offset, casting_mode, row_mode)"
-_EXCLUSIVE = "exclusive = ctx.in_place and not compiling and not torch.is_grad_enabled() and "
+_PERMITTED = "permitted = ctx.in_place and not compiling and "
 _GRADIENTS = "return dX if needs_dx else None, dW if needs_dw else None"
 _EAGER_X_HAT = (
     '    x_hat = x_c * rstd\n    if casting_mode != "gemma":\n        x_hat = x_hat.to(x.dtype).to(c_dtype)\n    if w'
@@ -26,15 +26,15 @@ _FORWARDED = (
 _EAGER_DX = "dx = rstd * (m - x_hat * projection)\n        if ds"
 _EAGER_W = "x_hat = x_hat * _shifted_weight(w, offset,"
 
-_DX = "    if _uses_kernels(x):\n        dx = x.new_empty(x.shape) if needs_dx else None\n"
+_DX = "dx = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_dx else None"
 
 MUTANTS = (
-    Mutant("B14", FUNCTION, _EXCLUSIVE, "exclusive = False and ", "in_place is ignored", TEST_IN_PLACE),
+    Mutant("B14", FUNCTION, _PERMITTED, "permitted = False and ", "in_place is ignored", TEST_IN_PLACE),
     Mutant(
         "B15",
         FUNCTION,
-        _EXCLUSIVE,
-        _EXCLUSIVE.replace("ctx.in_place and ", ""),
+        _PERMITTED,
+        _PERMITTED.replace("ctx.in_place and ", ""),
         "dY is written over without permission",
         TEST_IN_PLACE,
     ),
@@ -99,7 +99,7 @@ MUTANTS = (
         "O01",
         OPS,
         _DX,
-        _DX.replace("x.new_empty(x.shape)", "torch.empty_like(dy)"),
+        _DX.replace("x, memory_format=torch.contiguous_format", "dy"),
         "G14: dX has the strides of dY",
         TEST_HARD + "::test_layouts",
     ),

@@ -173,9 +173,17 @@ MUTANTS = (
     _fault(
         36,
         OPS,
-        "    check_inputs(x, w)\n    check_residual(r, x)\n",
-        "    check_inputs(x, w)\n",
+        "    check_residual(r, x)\n    return _add_and_normalize(x, r, w, *settings, needs_rstd=False)",
+        "    return _add_and_normalize(x, r, w, *settings, needs_rstd=False)",
         "R is not checked where nobody needs a gradient",
+        "typed_line",
+    ),
+    _fault(
+        44,
+        OPS,
+        "_forward(x, r, w, *settings)\n    check_inputs(x, w)\n    check_residual(r, x)\n",
+        "_forward(x, r, w, *settings)\n    check_inputs(x, w)\n",
+        "R is not checked where somebody needs a gradient",
         "typed_line",
     ),
     _fault(

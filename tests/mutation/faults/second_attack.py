@@ -31,8 +31,8 @@ MUTANTS = (
     Mutant(
         "Q03",
         "rmsnorm/function.py",
-        "return super().apply(X, W, eps, offset, casting_mode, in_place, row_mode)",
-        "return super().apply(X, W, eps, offset, casting_mode, in_place, None)",
+        "cls).apply(X, W, eps, offset, casting_mode, in_place, row_mode)",
+        "cls).apply(X, W, eps, offset, casting_mode, in_place, None)",
         "with gradients row_mode is ignored",
         HOST + " -k every_setting",
     ),

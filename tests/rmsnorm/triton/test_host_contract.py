@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -130,9 +131,10 @@ def test_every_setting_reaches_the_launches(row_mode: bool | None, grad: bool, m
     for name in ("rms_norm_forward", "rms_norm_backward"):
         original = getattr(launch, name)
 
-        def told(*tensors: Any, original: Any = original, **about: Any) -> Any:
-            seen.append({key: about[key] for key in ("eps", "offset", "casting_mode", "row_mode") if key in about})
-            return original(*tensors, **about)
+        def told(*given: Any, original: Any = original, **about: Any) -> Any:
+            bound = inspect.signature(original).bind(*given, **about).arguments
+            seen.append({key: bound[key] for key in ("eps", "offset", "casting_mode", "row_mode") if key in bound})
+            return original(*given, **about)
 
         monkeypatch.setattr(launch, name, told)
     x = torch.randn(3, 40, requires_grad=grad)
@@ -245,12 +247,12 @@ def test_rstd_is_stored_where_a_gradient_can_be_asked_for(asked: str, monkeypatc
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The settings of every backward launch, none of which happens."""
+    """What every backward launch is asked for; none of them happens."""
     seen: list[dict[str, Any]] = []
 
-    def record(dy: Any, x: Any, w: Any, rstd: Any, **settings: Any) -> Any:
-        seen.append(settings | {"over_dy": settings["dx"] is dy})
-        return torch.zeros_like(w) if settings["needs_dw"] and w is not None else None
+    def record(dy: Any, x: Any, w: Any, rstd: Any, *_: Any, **asked: Any) -> Any:
+        seen.append(asked | {"over_dy": asked["dx"] is dy})
+        return torch.zeros_like(w) if asked["needs_dw"] and w is not None else None
 
     monkeypatch.setattr(launch, "rms_norm_backward", record)
     return seen

@@ -121,10 +121,10 @@ def test_what_is_specialised_apart_is_compiled_apart_and_kept() -> None:
 def test_a_launch_happens_on_the_device_of_its_tensors(devices: list[int]) -> None:
     kernel = Kernel()
     variant = Variant(kernel, (), num_warps=4)
-    variant.launch(1, (tensor(160, device=0),), ())
+    variant.launch(1, (tensor(160, device=0),), (5,))
     assert devices == [], "the current device needs no switch"
     for _ in range(2):
-        variant.launch(1, (tensor(160, device=1),), ())
+        variant.launch(1, (tensor(160, device=1),), (5,))
     assert devices == [1, 1]
     assert len(kernel.seen) == 2, "each device loads its own"
     assert kernel.runs[0][3] == "stream of 1"
