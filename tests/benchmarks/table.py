@@ -1,6 +1,6 @@
 """From the benchmark's JSON, of one run or of several, to docs/results/performance.md and its pictures beside it.
 
-python -m tests.benchmarks.table docs/results/data/benchmark.json docs/results/performance.md
+The words are in page.md, whose $names stand for what is made here. The command is in it too.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from tests.benchmarks import aims
@@ -45,8 +46,7 @@ def speeds(infos: list[dict[str, Any]]) -> Times:
     times: Times = {}
     for info in infos:
         if "kernel_us" in info:
-            shape = f"{info['n_rows']}×{info['n_cols']} {info['dtype']}"
-            times.setdefault(shape, {})[info["provider"], info["direction"]] = info
+            times.setdefault(shape_of(info), {})[info["provider"], info["direction"]] = info
     return times
 
 
@@ -61,10 +61,7 @@ def cell(row: dict[tuple[str, str], dict[str, Any]], provider: str) -> str:
 
 def speed_table(times: Times) -> list[str]:
     providers = list(dict.fromkeys(p for row in times.values() for p, _ in row))
-    lines = [
-        "| n_rows × n_cols | floor | stream | " + " | ".join(providers) + " | best peer ÷ ours |",
-        "|---|" + "---|" * (len(providers) + 3),
-    ]
+    lines = header("n_rows × n_cols", ["floor", "stream", *providers, "best peer ÷ ours"])
     for shape, row in times.items():
         forward, backward = (row["liger", direction] for direction in ("forward", "backward"))
         floors = "/".join(f"{i['share_of_floor'] * i['kernel_us']:.1f}" for i in (forward, backward))
@@ -102,10 +99,7 @@ def host_table(infos: list[dict[str, Any]]) -> list[str]:
     names = {"forward": "forward", "no_grad": "forward, no_grad", "full": "forward + backward"}
     host = {(info["provider"], info["direction"]): info["host_us"] for info in infos if "host_us" in info}
     directions = [direction for direction in names if ("liger", direction) in host]
-    lines = [
-        "| provider | " + " | ".join(names[direction] for direction in directions) + " |",
-        "|---|" + "---|" * len(directions),
-    ]
+    lines = header("provider", [names[direction] for direction in directions])
     for provider in dict.fromkeys(p for p, _ in host):
         cells = (f"{host[provider, direction]:.0f}" for direction in directions)
         lines.append(f"| {provider} | " + " | ".join(cells) + " |")
@@ -113,7 +107,7 @@ def host_table(infos: list[dict[str, Any]]) -> list[str]:
 
 
 def memory_table(infos: list[dict[str, Any]]) -> list[str]:
-    lines = ["| provider | forward | backward |", "|---|---|---|"]
+    lines = header("provider", ["forward", "backward"])
     for info in infos:
         if "peak_bytes" in info:
             peaks = (f"{info['peak_bytes'][d] / 2**20:.1f}" for d in ("forward", "backward"))
@@ -132,9 +126,11 @@ def growth(infos: list[dict[str, Any]]) -> Growth:
 
 def growth_table(found: Growth, axis: str) -> list[str]:
     """Forward/backward microseconds by size: the floor, "stream" and every provider."""
+    if not found:
+        return []
     forward, backward = found[axis, "forward"], found[axis, "backward"]
     names = list(next(iter(forward.values())))
-    lines = [f"| {axis} | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    lines = header(axis, names)
     for size in sorted(forward):
         cells = (f"{forward[size][name]:.1f}/{backward[size][name]:.1f}" for name in names)
         lines.append(f"| {size} | " + " | ".join(cells) + " |")
@@ -163,47 +159,50 @@ def growth_picture(found: Growth, path: Path) -> None:
     figure.savefig(path)
 
 
-def growth_section(found: Growth) -> list[str]:
-    if not found:
-        return []
-    lines = [
-        "",
-        "## Growth",
-        "",
-        "4096 columns and a growing number of rows, 4096 rows and a growing number of columns, bfloat16: microseconds,",
-        "forward/backward. On few rows the launches are what is left.",
-        "",
-        "![microseconds against rows and columns](growth.svg)",
-    ]
-    for axis in AXES:
-        lines += ["", *growth_table(found, axis)]
-    return lines
-
-
-def settings_section(infos: list[dict[str, Any]]) -> list[str]:
+def settings_table(infos: list[dict[str, Any]]) -> list[str]:
     """What test_settings measured: our own settings of each shape, forward/backward microseconds."""
-    times: dict[str, dict[str, dict[str, float]]] = {}  # shape → direction → setting → microseconds
-    for info in infos:
-        if "settings_us" in info:
-            shape = f"{info['n_rows']}×{info['n_cols']} {info['dtype']}"
-            times.setdefault(shape, {})[info["direction"]] = info["settings_us"]
+    times = by_shape(infos, "settings_us")
     if not times:
         return []
     names = list(next(iter(times.values()))["forward"])
-    lines = [
-        "",
-        "## Settings",
-        "",
-        "This project's own settings side by side in one session, forward/backward, microseconds. The backward of a",
-        "frozen weight is that of dX alone.",
-        "",
-        "| n_rows × n_cols | " + " | ".join(names) + " |",
-        "|---|" + "---|" * len(names),
-    ]
+    return [*header("n_rows × n_cols", names), *(both_directions(shape, row, names) for shape, row in times.items())]
+
+
+def residual_table(infos: list[dict[str, Any]]) -> list[str]:
+    """What test_residual measured: every provider of each shape, and how far the best peer is from ours."""
+    times = by_shape(infos, "add_norm_us")
+    if not times:
+        return []
+    names = list(next(iter(times.values()))["forward"])
+    lines = header("n_rows × n_cols", [*names, "best peer ÷ ours"])
     for shape, row in times.items():
-        cells = (f"{row['forward'][name]:.1f}/{row['backward'][name]:.1f}" for name in names)
-        lines.append(f"| {shape} | " + " | ".join(cells) + " |")
-    return lines
+        ratios = "/".join(f"{aims.best_with_residual(us) / us['liger']:.2f}" for us in row.values())
+        lines.append(f"{both_directions(shape, row, names)} {ratios} |")
+    errors = [info["worst_ratio"] for info in infos if "add_norm_us" in info]
+    worst = (max(error[name] for error in errors) for name in names if name != "floor")
+    return [*lines, f"| error ÷ bound | – | {' | '.join(f'{ratio:.3g}' for ratio in worst)} | – |"]
+
+
+def by_shape(infos: list[dict[str, Any]], key: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Shape → direction → name → microseconds, of the records that have the key."""
+    times: dict[str, dict[str, dict[str, float]]] = {}
+    for info in infos:
+        if key in info:
+            times.setdefault(shape_of(info), {})[info["direction"]] = info[key]
+    return times
+
+
+def shape_of(info: dict[str, Any]) -> str:
+    return f"{info['n_rows']}×{info['n_cols']} {info['dtype']}"
+
+
+def header(first: str, names: list[str]) -> list[str]:
+    return [f"| {first} | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+
+
+def both_directions(shape: str, row: dict[str, dict[str, float]], names: list[str]) -> str:
+    cells = (f"{row['forward'][name]:.1f}/{row['backward'][name]:.1f}" for name in names)
+    return f"| {shape} | {' | '.join(cells)} |"
 
 
 def programs(infos: list[dict[str, Any]]) -> Programs:
@@ -215,28 +214,11 @@ def programs(infos: list[dict[str, Any]]) -> Programs:
     return found
 
 
-def programs_section(found: Programs) -> list[str]:
+def programs_table(found: Programs) -> list[str]:
     if not found:
         return []
     names = list(dict.fromkeys(provider for row in found.values() for provider in row))
-    lines = [
-        "",
-        "## Programs",
-        "",
-        "```sh",
-        "python3 -m pytest tests/benchmarks/test_programs.py --benchmark-only --benchmark-json docs/programs.json",
-        "```",
-        "",
-        "Four of transformers' layers with random weights, bfloat16: milliseconds of a training step (forward, loss,",
-        "backward) and its peak MiB, or of one decoded token, with each kind of norms in the same model. *CUDA graphs*",
-        'is `mode="reduce-overhead"`. A step\'s loss and the norm of all gradients were compared with those of',
-        "transformers' own norms in eager mode first; what computed something else is **wrong** and has no time.",
-        "",
-        "![a training step, relative to transformers' norms](programs.svg)",
-        "",
-        "| model, batch × tokens, mode | " + " | ".join(names) + " |",
-        "|---|" + "---|" * len(names),
-    ]
+    lines = header("model, batch × tokens, mode", names)
     for (model, size, mode), row in found.items():
         cells = (program_cell(row.get(name)) for name in names)
         lines.append(f"| {model}, {size}, {MODES[mode]} | " + " | ".join(cells) + " |")
@@ -318,64 +300,40 @@ def picture(times: Times, path: Path) -> None:
     figure.savefig(path)
 
 
-PROSE = """
-```sh
-python3 -m pytest tests/benchmarks/test_rms_norm.py --benchmark-only --benchmark-json docs/results/data/benchmark.json
-python3 -m pytest tests/benchmarks/test_growth.py tests/benchmarks/test_settings.py --benchmark-only \\
-  --benchmark-json docs/results/data/growth.json
-python3 -m tests.benchmarks.table docs/results/data/benchmark.json docs/results/data/growth.json \\
-  docs/results/performance.md
-```
-
-Kernel time of one call in microseconds, forward / backward with dW: the sum over its kernels as the profiler sees them,
-median of 15, each after the L2 was filled with clean lines, all providers of a row interleaved in one session, weight
-in X's dtype, random data, gradients by `torch.autograd.grad`. *Floor* is the bytes that must move over 4.28 TB/s;
-*stream* is `copy_` and `add`, the same traffic with next to no arithmetic. Every result was judged against its bounds
-first; ours must conform. "–" was not measured: eager PyTorch on the largest tensors, where it takes seconds.
-
-![share of the floor against hidden size](performance.svg)
-"""
-
-
 def about(run: dict[str, Any]) -> str:
     gpu = run["machine_info"].get("gpu", {})
     commit = run["commit_info"]["id"][:12]
     return f"One {gpu.get('name')}; {gpu.get('versions')}; commit {commit}; {run['datetime'][:10]}."
 
 
-def page(sources: list[Path]) -> str:
-    runs = read(sources)
+def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
+    """What stands for each $name of page.md; nothing for what no run has measured."""
     infos = records(runs)
-    times = speeds(infos)
-    parts = [
-        ["# Performance", "", *dict.fromkeys(map(about, runs)), PROSE],
-        programs_section(programs(infos)),
-        ["", "## Kernels", ""] if programs(infos) else [],
-        summary(times),
-        [""],
-        speed_table(times),
-        aims.section(times, infos),
-        settings_section(infos),
-        growth_section(growth(infos)),
-        [
-            "",
-            "## Host time",
-            "",
-            "Of one eager call, 16 × 1024 bfloat16, microseconds. *bare launches* are this project's compiled kernels",
-            "in a `torch.autograd.Function` without checks and look-ups (tests/benchmarks/bare.py): what is left",
-            "of a call when all of ours is taken away.",
-            "",
-        ],
-        host_table(infos),
-        ["", "## Memory", ""],
-        [
-            "Peak beyond the inputs of a forward and of a backward, 4096 × 4096 bfloat16 (one tensor is 32 MiB), MiB.",
-            "",
-        ],
-        memory_table(infos),
-        [""],
-    ]
-    return "\n".join(line for part in parts for line in part)
+    times, grown = speeds(infos), growth(infos)
+    lines = {
+        "about": list(dict.fromkeys(map(about, runs))),
+        "programs": programs_table(programs(infos)),
+        "summary": summary(times),
+        "speeds": speed_table(times),
+        "residual": residual_table(infos),
+        "aims": aims.table(times, infos),
+        "at_stream": [f"{aims.at_stream(times):.2f}"],
+        "settings": settings_table(infos),
+        "growth_by_rows": growth_table(grown, "n_rows"),
+        "growth_by_columns": growth_table(grown, "n_cols"),
+        "host": host_table(infos),
+        "memory": memory_table(infos),
+    }
+    return {name: "\n".join(text) for name, text in lines.items()}
+
+
+def page(sources: list[Path]) -> str:
+    """page.md with its tables; a section of which one is empty is left out."""
+    found = tables(read(sources))
+    sections = Path(__file__).with_name("page.md").read_text(encoding="utf-8").split("\n## ")
+    told = [Template(text) for text in sections]
+    told = [template for template in told if all(found[name] for name in template.get_identifiers())]
+    return "\n## ".join(template.substitute(found) for template in told)
 
 
 def main(*paths: str) -> None:
