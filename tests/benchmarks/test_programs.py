@@ -1,6 +1,6 @@
 """Training steps, their peak memory, and decoded tokens of transformers' layers, with each kind of norms in them.
 
-    pytest tests/benchmarks/test_programs.py --benchmark-only --benchmark-json docs/results/data/programs.json [-k "qwen3 and 1x512"]
+    pytest tests/benchmarks/test_programs.py --benchmark-only --benchmark-json FILE [-k "qwen3 and 1-512"]
 
 The outcome of a step is compared with that of transformers' own norms in eager mode first. A program that computes
 something else is recorded as wrong, without a time.

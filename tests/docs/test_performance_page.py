@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from tests.benchmarks import aims, table  # noqa: E402
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-FIGURES = [RESULTS / "data/benchmark.json", RESULTS / "data/growth.json"]
+FIGURES = [RESULTS / f"data/{name}.json" for name in ("benchmark", "host", "growth", "residual", "programs")]
 
 
 def record(axis: str, direction: str, n_rows: int, n_cols: int, liger: float) -> dict:
@@ -118,6 +118,33 @@ def test_programs_are_a_section_and_a_wrong_one_has_no_time(grown: list[Path], t
     pytest.importorskip("matplotlib")
     table.main(*map(str, grown), str(tmp_path / "performance.md"))
     assert (tmp_path / "programs.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
+
+
+def with_residual(n_rows: int, n_cols: int, direction: str, ours: float, peer: float) -> dict:
+    sizes = {"n_rows": n_rows, "n_cols": n_cols, "dtype": "bfloat16", "direction": direction}
+    times = {"floor": 2.0, "liger": ours, "add, liger": 1.0, "quack": peer}
+    worst = {"liger": 0.5, "add, liger": 2.0, "quack": 8.0 if direction == "forward" else 1.0}
+    return {"extra_info": {**sizes, "add_norm_us": times, "worst_ratio": worst}}
+
+
+def test_the_residual_stream_is_a_section_with_aims_of_its_own(grown: list[Path]) -> None:
+    assert "## Residual" not in table.page(grown)
+    run = json.loads(grown[1].read_text())
+    for n_rows, ours in ((16, 8.0), (4096, 4.0), (8192, 2.5)):
+        run["benchmarks"] += [
+            with_residual(n_rows, 4096, "forward", ours, 3.0),
+            with_residual(n_rows, 4096, "backward", ours, 5.0),
+        ]
+    grown[1].write_text(json.dumps(run))
+    page = table.page(grown)
+    assert "| n_rows × n_cols | floor | liger | add, liger | quack | best peer ÷ ours |" in page
+    assert "| 4096×4096 bfloat16 | 2.0/2.0 | 4.0/4.0 | 1.0/1.0 | 3.0/5.0 | 0.75/1.25 |" in page
+    assert "| error ÷ bound | – | 0.5 | 2 | 8 | – |" in page
+    # 16 rows are not among those with an aim, and 8192 rows are the only ones of 64 MB.
+    name = "with a residual, from 1,024 rows: best peer ÷ ours"
+    assert f"| forward {name} | ≥ 1.00 | 0.75 (4096×4096 bfloat16) | 1 of 2 |" in page
+    assert f"| backward {name} | ≥ 1.00 | 1.25 (4096×4096 bfloat16) | 2 of 2 |" in page
+    assert "| forward with a residual, 64 MB or more: share of the floor | ≥ 0.90 | 0.80 | 0 of 1 |" in page
 
 
 def test_growth_is_a_section_with_a_table_for_each_axis(grown: list[Path]) -> None:

@@ -162,9 +162,9 @@ def tuned() -> set[tuple[str, Any]]:
     structures: set[tuple[str, Any]] = set()
     for entry in json.loads(resources.files("rmsnorm.fused").joinpath("tuned.json").read_text())["entries"]:
         n_cols, itemsize, row_wise = entry["n_cols"], entry["itemsize"], entry["row_wise"]
-        if entry["direction"] == "forward":
+        if entry["direction"] in ("forward", "residual"):
             for mode in ("llama", "none"):
-                c = tiles.forward_config(n_cols, itemsize, row_wise, mode)
+                c = tiles.forward_config(n_cols, itemsize, row_wise, mode, entry["direction"] == "residual")
                 structures.add(("forward", (c.block_rows, -(-n_cols // c.block_cols), c.n_held)))
         elif entry["direction"] == "backward":
             b = tiles.backward_config(1 << 16, n_cols, itemsize, row_wise, GPU)
