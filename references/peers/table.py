@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from references.report import files
 from references.report.deviations import Deviation, in_words
 from references.report.summary import TITLES, Worst, columns, percent, text
 
@@ -22,13 +22,7 @@ def document(surveys: Sequence[dict[str, Any]], missing: dict[str, str], about: 
 
 def read(path: Path) -> dict[str, Any]:
     """A document from a file. Raises ValueError, in one line, where it is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path.name}: {error}") from error
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA or "peers" not in found:
-        raise ValueError(f"{path.name} is not the result of `rmsnorm-verify peers --json`")
-    return found
+    return files.load(path, "`rmsnorm-verify peers --json`", lambda found: files.is_document(found, SCHEMA, "peers"))
 
 
 def markdown(documents: Iterable[dict[str, Any]]) -> str:

@@ -1,10 +1,10 @@
-"""Verdicts as JSON, written and read back."""
+"""Verdicts as JSON, written and read back, and the one way to read what a command wrote."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,25 @@ def read(path: Path) -> tuple[list[Verdict], dict[str, Any]]:
     Raises:
         ValueError: it cannot be read, or is no result of `check --json` of this version; the message is one line.
     """
+    document = load(
+        path, "`rmsnorm-verify check --json` of this version", lambda found: is_document(found, SCHEMA, "cells")
+    )
+    return [_verdict(record) for record in document["cells"]], document["environment"]
+
+
+def load(path: Path, written_by: str, is_one: Callable[[Any], bool]) -> Any:
+    """JSON from a file. Raises ValueError, in one line, where it cannot be read or is something else."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read {path.name}: {error}") from error
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA or "cells" not in document:
-        raise ValueError(f"{path.name} is not the result of `rmsnorm-verify check --json` of this version")
-    return [_verdict(record) for record in document["cells"]], document["environment"]
+    if not is_one(found):
+        raise ValueError(f"{path.name} is not the result of {written_by}")
+    return found
+
+
+def is_document(found: Any, schema: int, key: str) -> bool:
+    return isinstance(found, dict) and found.get("schema") == schema and key in found
 
 
 def _verdict(record: dict[str, Any]) -> Verdict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.resources
 import importlib.util
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -14,7 +13,7 @@ from typing import Any
 from references.cells.cell import LAYOUT_CODES, VARIANTS, Case
 from references.judge.diagnosis import TITLES, diagnose
 from references.judge.verdict import TENSORS, Verdict
-from references.report import plots
+from references.report import files, plots
 from references.report.deviations import deviations, in_words
 from references.report.summary import (
     LOOSE,
@@ -97,13 +96,11 @@ def page(
 
 def read_mutants(path: Path) -> Mutants:
     """What `python -m tests.mutation --json` wrote. Raises ValueError, in one line, where it is something else."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path.name}: {error}") from error
-    if not isinstance(found, list) or not all(isinstance(one, dict) and "mutant" in one for one in found):
-        raise ValueError(f"{path.name} is not the result of `python -m tests.mutation --json`")
-    return found
+    return files.load(path, "`python -m tests.mutation --json`", _are_mutants)
+
+
+def _are_mutants(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(one, dict) and "mutant" in one for one in found)
 
 
 def _asset(name: str) -> str:
