@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from rmsnorm.fused import tiles  # noqa: E402
 from rmsnorm.fused.tiles import BackwardConfig, ForwardConfig, Processors  # noqa: E402
 from tests.benchmarks.timing import Timing  # noqa: E402
-from tests.tuning import few_rows, tune  # noqa: E402
+from tests.tuning import few_rows, many_rows, tune  # noqa: E402
 from tests.tuning.candidates import Target, candidates, configuration, entries, present, targets  # noqa: E402
 
 H200 = Processors(count=132, shared_memory=232448, cooperative=True)
@@ -283,3 +283,9 @@ def test_one_launch_of_few_rows_is_timed_beside_two() -> None:
     record = few_rows.measure("f32", 3, 64, FakeTimer())
     assert {"two", "one", "4x16", "4x64"} <= set(record["microseconds"])
     assert few_rows.line(record).startswith("| 3×64 f32 | 100.00 | 90.00 | ")
+
+
+@pytest.mark.interpret
+def test_half_the_warps_are_timed_beside_all() -> None:
+    assert many_rows.line("bf16", 64, 5, FakeTimer()) == "| 5×64 bf16 | 8 | 100.00 | 90.00 |"
+    assert many_rows.line("f32", 512, 5, FakeTimer()) is None

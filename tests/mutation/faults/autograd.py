@@ -29,14 +29,16 @@ _EAGER_W = "x_hat = x_hat * _shifted_weight(w, offset,"
 _DX = "dx = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_dx else None"
 
 MUTANTS = (
-    Mutant("B14", FUNCTION, _PERMITTED, "permitted = False and ", "in_place is ignored", TEST_IN_PLACE),
+    Mutant(
+        "B14", FUNCTION, _PERMITTED, "permitted = False and ", "in_place is ignored", TEST_IN_PLACE + " -k exclusive"
+    ),
     Mutant(
         "B15",
         FUNCTION,
         _PERMITTED,
         _PERMITTED.replace("ctx.in_place and ", ""),
         "dY is written over without permission",
-        TEST_IN_PLACE,
+        TEST_IN_PLACE + " -k exclusive",
     ),
     Mutant(
         "L01",
@@ -60,7 +62,7 @@ MUTANTS = (
         "_gradients(ctx, grads, *ctx.needs_input_grad[:2])",
         "_gradients(ctx, grads, *ctx.needs_input_grad[1::-1])",
         "needs of X and W are swapped",
-        TEST_IN_PLACE,
+        TEST_IN_PLACE + " -k not_dense",
     ),
     Mutant(
         "H33",
