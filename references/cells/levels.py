@@ -173,7 +173,7 @@ def _small_covering(axes: Mapping[str, tuple]) -> Iterable[Case]:
     small = {name: tuple(v for v in axes[name] if v in values) for name, values in SMALL.items()}
     columns = small["columns"] or (min(axes["columns"]),)
     rows = small["rows"] or (min(axes["rows"]),)
-    elements = max(ELEMENTS, min(columns) * max(min(filter(None, rows), default=1), 1))
+    elements = max(ELEMENTS, min(columns) * min(filter(None, rows), default=1))
 
     def fits(one: Choice, other: Choice) -> bool:
         sizes = dict((one, other))

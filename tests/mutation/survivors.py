@@ -131,4 +131,17 @@ SURVIVORS: dict[str, Survivor] = {
         "any number above the 0 of a hiding choice, the same for all others, leaves the order as it is",
     ),
     "plans.row_stride.constant5": Survivor("expected = 1", "it is set with the first stride and read after it"),
+    "levels._small_covering.constant1": Survivor(
+        "elements = max(ELEMENTS, min(columns) * min(filter(None, rows), default=2))",
+        "where no rows but 0 are claimed, a cell has 0 elements",
+    ),
+    "levels.module.constant63": Survivor("ELEMENTS = 4201", "no product of claimed rows and columns is 4,201, a prime"),
+    "repetition.observe.arithmetic2": Survivor(
+        "arguments.refill(_each(inputs, lambda x: -x, lambda dy: 2 + dy))", "any other dY will do in between"
+    ),
+    "verdict.check.comparison6": Survivor(
+        "if any(m.median_ratio >= 1 for m in verdict.measures.values()) and "
+        "_in_float32(case, inputs, outputs, profile):",
+        "a float64 cell that was computed in float32 has a median of thousands of bounds, not of one",
+    ),
 }
