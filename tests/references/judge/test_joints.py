@@ -77,6 +77,18 @@ def test_the_exact_rate_of_bfloat16_is_999_in_1000(wrong: int) -> None:
     assert [f.check for f in findings] == (["exact"] if wrong > 5 else [])
 
 
+def test_the_pattern_of_too_many_ulps_is_of_those_elements_alone() -> None:
+    """A row two ulps off, where one is allowed, and an element of another row that is one ulp off."""
+    one = np.ones((100, 50), ml_dtypes.bfloat16)
+    got = one.copy()
+    got[7], got[30, 4] = 1 + 2.0**-6, 1 + 2.0**-7
+    bound = Bound(one.astype(np.longdouble), {"a": one.astype(np.longdouble)}, "bfloat16")
+    rate, ulps = Comparison("y", got, one, bound, "gemma", True).findings()
+    assert rate.pattern is not None and "scattered" in rate.pattern
+    assert ulps.message == "at most 1 ulp from the reference is allowed"
+    assert ulps.pattern is not None and ulps.pattern.startswith("row 7, by one factor 1.0156"), ulps.pattern
+
+
 @dataclasses.dataclass
 class Altered:
     """The NumPy reference, of which one result is missing, or has an element moved."""
