@@ -57,6 +57,7 @@ _LAUNCH, _VARIANT, _HOST = (
     "tests/rmsnorm/triton/test_host_contract.py",
 )
 _RESIDUAL = "tests/rmsnorm/torch/test_residual.py -k forward_tiles or rounds_once"
+_RULES, _MANY = "tests/rmsnorm/triton/test_rules.py", "tests/rmsnorm/triton/test_many_rows.py"
 _JUDGE = "tests/references"
 _JOINTS, _VERDICT = f"{_JUDGE}/judge/test_joints.py", f"{_JUDGE}/judge/test_verdict.py"
 _PLANTED, _PATTERNS = f"{_JUDGE}/judge/test_planted_faults.py", f"{_JUDGE}/judge/test_patterns.py"
@@ -80,10 +81,13 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             _RESIDUAL,
             f"{_TILES} -k test_tiles and split",
             f"{_LAUNCH}::test_split_rows_do_not_wait_for_ever_on_nan",
+            "tests/rmsnorm/triton/test_exchange.py",
             f"{_HARD}::test_guard_pages",
             f"{_LAUNCH} -k split",
         ),
         "rmsnorm/fused/plans.py": (
+            _RULES,
+            _MANY,
             _HOST,
             _VARIANT,
             f"{_LAUNCH} -k in_place or idle",
@@ -92,6 +96,8 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             _TILES,
         ),
         "rmsnorm/fused/launch.py": (
+            _RULES,
+            "tests/rmsnorm/torch/test_residual.py -k layouts and kernels",
             _HOST,
             _VARIANT,
             f"{_LAUNCH} -k in_place or idle",
@@ -100,7 +106,13 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             _TILES,
         ),
         "rmsnorm/fused/variant.py": (_VARIANT, _HOST, CELLS),
-        "rmsnorm/fused/tiles.py": (f"{_LAUNCH} -k rule or shape or row_s_tile or another or fewest", _HOST, CELLS),
+        "rmsnorm/fused/tiles.py": (
+            _RULES,
+            _MANY,
+            f"{_LAUNCH} -k rule or shape or row_s_tile or another or fewest",
+            _HOST,
+            CELLS,
+        ),
     },
     "judge": {
         "references/bounds/bound.py": (f"{_JUDGE}/bounds/test_bound.py", _JOINTS, _VERDICT, _BOUNDS, _SOUND),

@@ -118,6 +118,23 @@ def test_what_is_specialised_apart_is_compiled_apart_and_kept() -> None:
     assert len(kernel.seen) == len(kernel.runs) == 3
 
 
+@pytest.mark.usefixtures("devices")
+def test_the_usual_launch_is_kept_by_its_device_alone() -> None:
+    kernel = Kernel()
+    variant = Variant(kernel, (), num_warps=4)
+    variant.launch(1, (tensor(160), None, tensor(32)), (5, 2**31 - 1))
+    assert list(variant._compiled) == [0]
+    for first, second in ((168, 32), (160, 40), (168, 40)):  # each is aligned otherwise
+        for _ in range(2):
+            variant.launch(1, (tensor(first), None, tensor(second)), (5, 6))
+    assert len(variant._compiled) == len(kernel.seen) == 4
+    assert list(variant._compiled)[1:] == [
+        (0, False, False, True, True, True),
+        (0, True, False, False, True, True),
+        (0, False, False, False, True, True),
+    ]
+
+
 def test_a_launch_happens_on_the_device_of_its_tensors(devices: list[int]) -> None:
     kernel = Kernel()
     variant = Variant(kernel, (), num_warps=4)
