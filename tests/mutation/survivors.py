@@ -144,4 +144,47 @@ SURVIVORS: dict[str, Survivor] = {
         "_in_float32(case, inputs, outputs, profile):",
         "a float64 cell that was computed in float32 has a median of thousands of bounds, not of one",
     ),
+    "tiles.with_half_the_warps.constant1": Survivor(
+        "threads_a_row = config.block_cols * itemsize // 17", "of powers of two the comparison is the same"
+    ),
+    "tiles._chunk_cols.constant1": Survivor(
+        'least = 33 * entry["num_warps"] * 16 // itemsize', "of powers of two the comparison is the same"
+    ),
+    "plans.backward_plan.constant4": Survivor(
+        "return BackwardPlan(copies, variant, None, 1, integers, n_programs)", "few rows have no partial rows"
+    ),
+    "plans.module.arithmetic1": Survivor(
+        "INTERPRETER = Processors(count=4, shared_memory=96 + 1024, cooperative=True)",
+        "the interpreter stands for a GPU that does not exist: any number will do",
+    ),
+    "plans.row_stride.constant8": Survivor(
+        "for dimension_size, dimension_stride in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=False):",
+        "a tensor has as many strides as sizes",
+    ),
+    "kernels.rms_norm_backward_kernel.arithmetic2": Survivor(
+        "N_CHUNKS: tl.constexpr = (n_cols + BLOCK_COLS + 1) // BLOCK_COLS", "a chunk beyond the row is masked"
+    ),
+    "kernels.rms_norm_backward_kernel.condition1": Survivor(
+        'EVICTION: tl.constexpr = "evict_first" if not (NUM_STAGES > 1) else ""', "a hint to the caches"
+    ),
+    "kernels.rms_norm_forward_kernel.condition2": Survivor(
+        'HELD_EVICTION: tl.constexpr = "" if not (HOLDS_ALL) else "evict_first"', "a hint to the caches"
+    ),
+    "kernels.rms_norm_forward_kernel.always6": Survivor("if True:", "where all chunks are held the loop has none"),
+    "split_kernels._collect.option4": Survivor(
+        "while tl.max((bits == EMPTY).to(tl.int32)) != 0:", "the slots have one axis"
+    ),
+    "split_kernels._collect.option7": Survivor(
+        "bits = tl.load(slots, mask=splits < N_SPLITS, other=0)",
+        "the interpreter has no caches; on a GPU the row may be waited for in vain",
+    ),
+    "split_kernels._load_slice.option3": Survivor(
+        "return tl.load(ptr + row * row_steps * STRIDE_ALIGN + cols, mask=mask, other=0.0)", "a hint to the caches"
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always5": Survivor(
+        "if True:", "what is published again has the same bits"
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.option1": Survivor(
+        "for tile in tl.range(group, n_rows, n_groups):", "how many rows are in flight, which only a clock sees"
+    ),
 }
