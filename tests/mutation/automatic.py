@@ -84,6 +84,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "tests/rmsnorm/triton/test_exchange.py",
             f"{_HARD}::test_guard_pages",
             f"{_LAUNCH} -k split",
+            "tests/rmsnorm/triton/test_portability.py -k keep_the_rules",
         ),
         "rmsnorm/fused/plans.py": (
             _RULES,

@@ -174,10 +174,6 @@ SURVIVORS: dict[str, Survivor] = {
     "split_kernels._collect.option4": Survivor(
         "while tl.max((bits == EMPTY).to(tl.int32)) != 0:", "the slots have one axis"
     ),
-    "split_kernels._collect.option7": Survivor(
-        "bits = tl.load(slots, mask=splits < N_SPLITS, other=0)",
-        "the interpreter has no caches; on a GPU the row may be waited for in vain",
-    ),
     "split_kernels._load_slice.option3": Survivor(
         "return tl.load(ptr + row * row_steps * STRIDE_ALIGN + cols, mask=mask, other=0.0)", "a hint to the caches"
     ),

@@ -37,6 +37,14 @@ MUTANTS = (
         PTX,
     ),
     _fault(
+        "G20",
+        "rmsnorm/fused/split_kernels.py",
+        "axis=0) != 0:\n        bits = tl.load(slots, mask=splits < N_SPLITS, other=0, volatile=True)",
+        "axis=0) != 0:\n        bits = tl.load(slots, mask=splits < N_SPLITS, other=0)",
+        "a program waits for what its cache holds",
+        PTX,
+    ),
+    _fault(
         "G09",
         VARIANT,
         "elif device == torch.cuda.current_device():",

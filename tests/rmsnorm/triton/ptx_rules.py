@@ -5,6 +5,7 @@ double      no float64 instruction where X is narrower
 rounded     division and square root are IEEE's: no approximation, no flush of subnormals
 wide        an access is as wide as a thread's share of a row, up to 16 bytes
 points      each rounding point of the casting mode is there, once for each element
+waits       a read that waits for another program is volatile: a cache would give what it has for ever
 """
 
 from __future__ import annotations
@@ -39,7 +40,14 @@ def violations(kernel: dict[str, Any]) -> list[str]:
         found += [f"double: {text}" for text in _matches(r"\b[a-z][\w.]*\.f64\b", ptx)]
     found += [f"rounded: {text}" for text in _matches(r"\b[a-z][\w.]*\.(?:approx|ftz|full)\b[\w.]*|\brsqrt[\w.]*", ptx)]
     found += [f"rounded: {text}" for text in _matches(r"\b(?:div|sqrt|rcp)\.(?!rn\.)[\w.]*f\d+", ptx)]
-    return found + list(_narrow_accesses(kernel)) + list(_lost_points(kernel))
+    return found + list(_narrow_accesses(kernel)) + list(_lost_points(kernel)) + list(_cached_waits(ptx))
+
+
+def _cached_waits(ptx: str) -> Iterator[str]:
+    waits = sum("tl.load(slots" in line for line, _ in accesses(ptx))
+    volatile = len(re.findall(r"\bld\.volatile\.", ptx))
+    if volatile != waits:
+        yield f"waits: {volatile} of {waits} reads of other programs' sums are volatile"
 
 
 def _matches(pattern: str, text: str) -> list[str]:

@@ -158,3 +158,11 @@ def test_one_element_a_row_need_not_be_wide(tmp_path: Path) -> None:
     source.write_text("tl.store(rstd_ptr + rows, rstd)\n")
     store = f'.loc 1 1 0\nst.global.b32 [ %rd1 + 0 ], {{ %r1 }};\n.file 1 "{source}"\n'
     assert ptx_rules.violations(kernel(RIGHT + store)) == []
+
+
+@pytest.mark.parametrize(("volatile", "found"), [(".volatile", []), ("", ["waits: 0 of 1 reads"])])
+def test_a_cache_may_not_answer_who_waits(volatile: str, found: list[str], tmp_path: Path) -> None:
+    source = tmp_path / "source.py"
+    source.write_text("bits = tl.load(slots, mask=splits < N_SPLITS, other=0)\n")
+    load = f'.loc 1 1 0\nld{volatile}.global.b32 {{ %r1 }}, [ %rd1 + 0 ];\n.file 1 "{source}"\n'
+    assert [text[: len("waits: 0 of 1 reads")] for text in ptx_rules.violations(kernel(RIGHT + load))] == found
