@@ -27,6 +27,18 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(params=["kernels", "eager"])
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What computes: the kernels in Triton's interpreter, or eager PyTorch."""
+    from rmsnorm.fused import launch
+
+    if request.param == "kernels" and not launch.INTERPRETED:
+        pytest.skip("needs Triton's interpreter")
+    if request.param == "eager":
+        monkeypatch.setattr(launch, "INTERPRETED", False)
+    return request.param
+
+
 @pytest.fixture
 def fresh_compiler() -> None:
     """torch.compile has compiled nothing yet."""

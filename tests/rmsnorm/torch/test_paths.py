@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from references import arrays
 from references.bounds import tolerances
 from rmsnorm import LigerRMSNorm, LigerRMSNormFunction, liger_rms_norm
-from rmsnorm.fused import launch
+from tests.rmsnorm.torch.dispatch import Passing
 
 pytestmark = [
     pytest.mark.torch,
@@ -121,18 +121,6 @@ def compiled(s: Setting) -> Tensors:
     return differentiated(s, y, leaves)
 
 
-class Passing(TorchDispatchMode):
-    """Sees every operator and changes none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(operator))
-        return operator(*args, **(kwargs or {}))
-
-
 def in_a_mode(s: Setting) -> Tensors:
     with Passing() as mode:
         found = function(s)
@@ -176,16 +164,6 @@ PATHS: dict[str, Callable[[Setting], Tensors]] = {
         subclass_weight,
     )
 }
-
-
-@pytest.fixture(params=["kernels", "eager"])
-def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What computes: the kernels in Triton's interpreter, or eager PyTorch."""
-    if request.param == "kernels" and not launch.INTERPRETED:
-        pytest.skip("needs Triton's interpreter")
-    if request.param == "eager":
-        monkeypatch.setattr(launch, "INTERPRETED", False)
-    return request.param
 
 
 def within_bounds(s: Setting, found: Tensors, eps: float, offset: float) -> None:

@@ -26,23 +26,13 @@ from rmsnorm import (
 )
 from rmsnorm.fused import launch
 from rmsnorm.fused.tiles import BackwardConfig, FewRowsConfig, ForwardConfig, SplitConfig
+from tests.support import DEVICES
 
 pytestmark = pytest.mark.torch
-DEVICES = [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
 MODES = ("llama", "gemma", "none")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 EPS, OFFSET = 0.3, 0.5
 Tensors = tuple[torch.Tensor, ...]
-
-
-@pytest.fixture(params=["kernels", "eager"])
-def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What computes: the kernels in Triton's interpreter, or eager PyTorch."""
-    if request.param == "kernels" and not launch.INTERPRETED:
-        pytest.skip("needs Triton's interpreter")
-    if request.param == "eager":
-        monkeypatch.setattr(launch, "INTERPRETED", False)
-    return request.param
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:

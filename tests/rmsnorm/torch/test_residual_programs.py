@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import func, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from references import arrays
 from references.bounds import tolerances
@@ -22,6 +21,7 @@ from rmsnorm import (
     liger_rms_norm,
 )
 from rmsnorm.fused import launch
+from tests.rmsnorm.torch.dispatch import Passing
 from tests.rmsnorm.torch.test_programs import TRANSFORMS, assert_close, assert_same, gradients
 
 H, EPS, OFFSET = 16, 1e-3, 0.5
@@ -263,18 +263,6 @@ def test_jagged_tensors_of_other_lengths_are_one_typed_line() -> None:
         with pytest.raises(error, match="R must") as caught:
             liger_fused_add_rms_norm(nested((2, 5, 1)), r, None, EPS)
         assert "\n" not in str(caught.value)
-
-
-class Passing(TorchDispatchMode):
-    """Sees every operator and changes none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(operator))
-        return operator(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=pytest.mark.interpret)])
