@@ -84,6 +84,7 @@ def test_toml_and_python_say_the_same(tmp_path: Path) -> None:
 
 def test_nothing_claimed_is_everything_and_the_arithmetic_that_is_safe() -> None:
     assert str(Profile()) == "everything"
+    assert (Profile().repeatable, Profile().batch_invariant) == (True, False), "bits repeat; a batch may change them"
     assert Profile().arithmetic == SEQUENTIAL
     assert Profile().arithmetic.column_depth is sequential_depth
     assert all(Profile().unclaimed(case) is None for case in MATRIX)

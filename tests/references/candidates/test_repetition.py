@@ -208,6 +208,13 @@ def test_a_row_alone_has_the_shape_of_one_row_and_its_bits(tensor: str) -> None:
     assert not dependent(row, batch.reshape(-1)), "a wrong shape is a finding of its own"
 
 
+@pytest.mark.parametrize(("n_rows", "asked"), [(0, False), (1, False), (2, True)])
+def test_a_row_is_run_alone_where_it_is_not_alone(n_rows: int, asked: bool) -> None:
+    case = dataclasses.replace(CASE, shape=(n_rows, 5))
+    found = observed("y", lambda call, case: False, case)
+    assert found.batch_dependent == (() if asked else None)
+
+
 @pytest.mark.parametrize("tensor", ["y", "s", "rstd", "dx", "dr", "dw"])
 def test_each_tensor_with_a_residual_is_asked_for_each_behaviour(tensor: str) -> None:
     case = dataclasses.replace(CASE, residual=True)

@@ -413,6 +413,13 @@ def test_the_matrix_has_one_shape_within_the_claims(claims: dict, shape: tuple[i
     assert {case.shape for case in levels.draw("matrix", levels.COVERING_AXES | claims)} == {shape}
 
 
+@pytest.mark.parametrize("claims", [{"rows": (3000,), "columns": (1,)}, {"rows": (1,), "columns": (3000,)}], ids=str)
+def test_what_is_large_in_one_direction_alone_has_small_cells(claims: dict) -> None:
+    cells = tuple(levels._small_covering(levels.COVERING_AXES | claims))
+    assert {(case.n_rows, case.shape[-1]) for case in cells} == {(*claims["rows"], *claims["columns"])}
+    assert {case.dtype for case in cells} == {"float16", "bfloat16", "float32", "float64"}
+
+
 def test_a_weight_that_goes_with_one_dtype_alone_ends_no_matrix() -> None:
     """float16 and bfloat16 beside X of the other: what cannot stand together is left out, what follows is not."""
     claims = {"dtype": ("float16", "bfloat16"), "weight": ("float16", "bfloat16")}
