@@ -183,4 +183,19 @@ SURVIVORS: dict[str, Survivor] = {
     "split_kernels.rms_norm_backward_split_kernel.option1": Survivor(
         "for tile in tl.range(group, n_rows, n_groups):", "how many rows are in flight, which only a clock sees"
     ),
+    "pairwise.covering_set.constant3": Survivor(
+        "used[name, row[name]] += 2", "all counts are doubled, and only compared with each other"
+    ),
+    "tolerances._dx_bound.constant12": Survivor(
+        "freedom = freedom * ((1 + e) ** 3 * (1 + 17 * model.compute.unit))",
+        "the enclosure's width changes in its 24th bit: no draw has a midpoint of two 16-bit numbers there",
+    ),
+    "tolerances._dx_bound.arithmetic23": Survivor(
+        "freedom = freedom * ((1 + e) ** 3 * (1 - 16 * model.compute.unit))",
+        "the enclosure's width changes in its 19th bit: no draw has a midpoint of two 16-bit numbers there",
+    ),
+    "tolerances._rstd_error.comparison1": Survivor(
+        "fits = np.maximum(squares.max(-1, keepdims=True), variance + error) < held.max * (1 - held.unit_roundoff)",
+        "no square is just the largest number less half a unit in its last place",
+    ),
 }

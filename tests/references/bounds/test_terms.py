@@ -309,3 +309,15 @@ def test_bits_are_demanded_of_what_is_rounded_to_16(dtype: Any, w_dtype: Any, mo
     about: dict[str, Any] = {"eps": 0.0, "offset": 0.0, "casting_mode": mode}
     bounds = tolerances.forward_bounds(x, w, **about) | tolerances.backward_bounds(dy, x, w, **about)
     assert {tensor for tensor, bound in bounds.items() if bound.enclosure is not None} == with_bits
+
+
+def test_a_sum_below_the_least_normal_number_may_vanish_where_that_is_claimed_and_no_other() -> None:
+    least = np.float32(2.0**-126)
+    x = np.array([[least, least / 2, -least / 2, 1, -1]], np.float32)
+    r = np.zeros_like(x)
+    exact = tolerances.stream_bounds(x, r)["s"].enclosure
+    flushing = tolerances.stream_bounds(x, r, arithmetic=Arithmetic(flushes_subnormals=True))["s"].enclosure
+    assert exact is not None and flushing is not None
+    assert (exact[0] == x).all() and (exact[1] == x).all()
+    assert flushing[0].tolist() == [[least, 0, -least / 2, 1, -1]]
+    assert flushing[1].tolist() == [[least, least / 2, 0, 1, -1]]
