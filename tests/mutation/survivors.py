@@ -198,4 +198,15 @@ SURVIVORS: dict[str, Survivor] = {
         "fits = np.maximum(squares.max(-1, keepdims=True), variance + error) < held.max * (1 - held.unit_roundoff)",
         "no square is just the largest number less half a unit in its last place",
     ),
+    "tolerances._rstd_error.arithmetic21": Survivor(
+        "fits = np.maximum(squares.max(-1, keepdims=True), variance + error) <= held.max + (1 - held.unit_roundoff)",
+        "no square lies within half a unit in the last place of the largest number",
+    ),
+    "verdict.reference_results.boolean1": Survivor(
+        "if r is None and ds is None:", "inputs have both of them or neither"
+    ),
+    "comparison.Comparison._values.constant2": Survivor(
+        'yield self._at(_largest(np.where(outside, self.bound.ratio(self.got), -2)), "value", message, outside)',
+        "every ratio is above either",
+    ),
 }

@@ -16,7 +16,7 @@ from references.candidates.outputs import Outputs
 from references.candidates.profile import Profile
 from references.candidates.repetition import Behaviour
 from references.cells.cell import Case, Inputs
-from references.judge.verdict import Verdict, check, check_all, plainest
+from references.judge.verdict import Verdict, check, check_all, compare, plainest, reference_results
 
 CASE = Case("gemma", 0.5, "float32", "same", False, (2, 5), 0.7)
 UNTOUCHED = Contract((), (), (), dy_dense=True)
@@ -150,6 +150,29 @@ def test_what_is_missing_or_too_much() -> None:
     assert without(rstd=None) == []
 
 
+def test_a_missing_s_is_told_where_there_is_a_residual() -> None:
+    case = replace(CASE, residual=True)
+
+    def results(case: Case, inputs: Inputs) -> Outputs:
+        return Outputs(**reference_results(case, inputs), contract=UNTOUCHED)
+
+    def without(**changes: Any) -> list[tuple[str, str, str]]:
+        return told(check(Standing(lambda case, inputs: replace(results(case, inputs), **changes)), case))
+
+    assert without() == []
+    assert without(s=None) == [("run", "s", "nothing was returned")]
+
+
+def test_how_a_row_of_dx_cancels() -> None:
+    """|1| + |-3| + |1| of a sum of -1: five; and one where nothing cancels."""
+    x, w = np.array([[1, 1, -1], [1, 1, 1]], np.float32), np.array([0.5, 1.5, 0.5], np.float32)
+    dy = np.array([[1, -1.5, -1], [1, 1, 1]], np.float32)
+    case, inputs = replace(CASE, shape=(2, 3)), Inputs(x, w, dy)
+    (dx,) = (found for found in compare(case, inputs, right(case, inputs)) if found.tensor == "dx")
+    measure = dx.measure()
+    assert measure is not None and [condition for condition, _ in measure.cancellation] == [5, 1]
+
+
 def test_what_is_not_claimed_is_refused_or_right_or_wrong() -> None:
     profile, words = Profile(dtypes=("float16",)), "dtype float32 is not claimed"
 
@@ -214,6 +237,7 @@ def cells(**changes: Any) -> Case:
     [
         (cells(), cells(shape=(1, 5))),
         (cells(offset=1.0), cells(data="tiny")),
+        (cells(shape=(2, 5)), cells(offset=1.0)),
         (cells(), cells(shape=(65, 5))),
         (cells(shape=(64, 5)), cells(offset=1.0)),
         (cells(weight="none"), cells(offset=1.0)),
@@ -241,6 +265,7 @@ def test_it_stops_at_the_failure_that_it_is_told_to() -> None:
         seen: list[Verdict] = []
         found = check_all(Standing(wrong), cases, seen.append, max_failures=most)
         assert found == seen and [verdict.case.seed for verdict in found] == list(range(ended))
+    assert len(check_all(Standing(wrong), cases, seen.append)) == 10, "unless it is told, it goes on"
     helped = check_all(Standing(), cases, lambda verdict: None, others=[Standing(), Standing()])
     assert [verdict.case for verdict in helped] == cases
 

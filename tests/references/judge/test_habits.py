@@ -13,6 +13,7 @@ from references import arrays, numpy_reference
 from references.candidates.outputs import Outputs
 from references.cells.cell import Case, Inputs, make_inputs
 from references.judge.habits import habit
+from references.judge.verdict import check
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -111,3 +112,18 @@ def test_a_cube_that_vanishes_is_told_from_a_projection_that_is_wrong(change: di
         assert told(first_term(case), case) is None
     ordinary = replace(case, data="normal")
     assert told(first_term(ordinary, case.offset), ordinary) is None
+
+
+def test_a_verdict_on_a_wrong_dx_tells_its_habit() -> None:
+    class Habitual:
+        name, device, ignored = "habitual", "cpu", ()
+
+        def run(self, case: Case, inputs: Inputs) -> Outputs:
+            about: dict[str, Any] = {"eps": case.eps, "offset": case.offset, "casting_mode": case.casting_mode}
+            y, rstd = numpy_reference.forward(inputs.x, inputs.w, **about)
+            _, dw = numpy_reference.backward(inputs.dy, inputs.x, inputs.w, **about)
+            return Outputs(y, rstd, gradient(narrow_product, case, inputs), dw)
+
+    verdict = check(Habitual(), CASE)
+    assert verdict.status == "fail" and verdict.explained == ("dx", "dw")
+    assert verdict.habit is not None and verdict.habit.startswith("autograd rounds dY·W to X's dtype")

@@ -77,6 +77,29 @@ def test_the_exact_rate_of_bfloat16_is_999_in_1000(wrong: int) -> None:
     assert [f.check for f in findings] == (["exact"] if wrong > 5 else [])
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", "0x0000"), ("float32", 8 * "0"), ("float64", 16 * "0")])
+def test_bits_are_told_in_all_their_digits(dtype: str, bits: str) -> None:
+    kind = numpy_dtype(dtype)
+    one = np.ones((3, 4), kind)
+    got = one.copy()
+    got[1, 2] = 0
+    bound = Bound(one.astype(np.longdouble), {"a": one.astype(np.longdouble) / 8}, dtype)
+    (found,) = Comparison("y", got, one, bound, "llama", False).findings()
+    assert (found.index, found.got_bits) == ((1, 2), f"0x{bits.removeprefix('0x')}")
+
+
+@pytest.mark.parametrize(("steps", "counts"), [(1, True), (2, False)])
+def test_bits_count_where_no_more_than_two_roundings_are_open(steps: int, counts: bool) -> None:
+    """Ends of an enclosure that are two representable numbers apart, or four."""
+    one = np.ones(5000, ml_dtypes.bfloat16)
+    got = one + ml_dtypes.bfloat16(2.0**-7)
+    low = one - ml_dtypes.bfloat16(steps * 2.0**-8)
+    high = one + ml_dtypes.bfloat16(steps * 2.0**-7)
+    bound = Bound(one.astype(np.longdouble), {"a": one.astype(np.longdouble)}, "bfloat16", (low, high))
+    checks = [f.check for f in Comparison("y", got, one, bound, "gemma", True).findings()]
+    assert checks == (["exact"] if counts else [])
+
+
 def test_the_pattern_of_too_many_ulps_is_of_those_elements_alone() -> None:
     """A row two ulps off, where one is allowed, and an element of another row that is one ulp off."""
     one = np.ones((100, 50), ml_dtypes.bfloat16)

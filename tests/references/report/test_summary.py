@@ -36,6 +36,14 @@ def test_rates_and_fields() -> None:
     assert summary.LOOSE == 0.05
 
 
+@pytest.mark.parametrize(
+    ("tensors", "forward_alone"), [(("y",), True), (("y", "rstd"), True), (("y", "dx"), False), (("y", "dw"), False)]
+)
+def test_a_forward_alone_is_told_as_that(tensors: tuple[str, ...], forward_alone: bool) -> None:
+    verdict = replace(several(1, 0, 0)[0], measures=measures(*tensors))
+    assert ("the forward alone" in conclusion([verdict], 1)) is forward_alone
+
+
 def several(passed: int, failed: int, unsupported: int) -> list[Verdict]:
     reasons = ["no weight", *["no offset"] * (unsupported - 1)]
     return [
