@@ -206,9 +206,10 @@ def _mutants_of(root: Path, file: str, asked: tuple[str, ...]) -> Iterator[Mutan
 
 
 def _line(text: str, edit: Edit) -> str:
-    """The line as it becomes."""
+    """The line as it becomes, and what always holds in it."""
     first, last = text.rfind("\n", 0, edit.start) + 1, text.find("\n", edit.end)
-    return " ".join((text[first : edit.start] + edit.new + text[edit.end : last]).split())
+    line = " ".join((text[first : edit.start] + edit.new + text[edit.end : last]).split())
+    return f"{line}  # {text[edit.start : edit.end]}" if edit.operator == "always" else line
 
 
 class _Edits(ast.NodeVisitor):

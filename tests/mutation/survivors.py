@@ -14,7 +14,8 @@ class Survivor(NamedTuple):
 
 SURVIVORS: dict[str, Survivor] = {
     "kernels._reciprocal_sqrt.always1": Survivor(
-        "if True:", "the interpreter divides and takes roots correctly rounded in either branch; a GPU does not"
+        "if True:  # dtype == tl.float64",
+        "the interpreter divides and takes roots correctly rounded in either branch; a GPU does not",
     ),
     "kernels._load_weight.constant1": Survivor(
         'return tl.load(w_ptr + cols, mask=col_mask, other=1.0, eviction_policy="evict_last")',
@@ -37,7 +38,7 @@ SURVIVORS: dict[str, Survivor] = {
         "num_stages tells the compiler how to pipeline: results are the same",
     ),
     "kernels.rms_norm_backward_kernel.always1": Survivor(
-        'EVICTION: tl.constexpr = "evict_first" if True else ""',
+        'EVICTION: tl.constexpr = "evict_first" if True else ""  # NUM_STAGES > 1',
         "an eviction policy tells the caches what to keep: results are the same",
     ),
     "kernels.rms_norm_backward_kernel.constant2": Survivor(
@@ -45,7 +46,7 @@ SURVIVORS: dict[str, Survivor] = {
         "an eviction policy tells the caches what to keep: results are the same",
     ),
     "kernels.rms_norm_backward_kernel.always3": Survivor(
-        "if True:", "partial sums that nobody needs stay zero and are not stored"
+        "if True:  # NEEDS_DW", "partial sums that nobody needs stay zero and are not stored"
     ),
     "kernels.rms_norm_backward_kernel.option1": Survivor(
         "for tile in tl.range(program, tl.cdiv(n_rows, BLOCK_ROWS), tl.num_programs(0)):",
@@ -57,17 +58,8 @@ SURVIVORS: dict[str, Survivor] = {
     "split_kernels.module.constant2": Survivor(
         "EMPTY_64 = tl.constexpr(9223335398636248750)", "any pattern of a NaN can say that a slot is empty"
     ),
-    "split_kernels.rms_norm_backward_split_kernel.always4": Survivor(
-        "if True:", "partial sums that nobody needs are made and not kept"
-    ),
     "split_kernels.rms_norm_backward_split_kernel.always8": Survivor(
-        "if True:", "what is published again has the same bits"
-    ),
-    "split_kernels.rms_norm_backward_split_kernel.always6": Survivor(
-        "if True:", "a weight that is read again is the same weight"
-    ),
-    "split_kernels.rms_norm_backward_split_kernel.always7": Survivor(
-        "if True:", "partial sums that nobody needs are an empty tuple, and not stored"
+        "if True:  # RELOAD_ROWS", "rows that are read again are the same rows"
     ),
     "plans.module.constant2": Survivor(
         "INTERPRETER = Processors(count=4, shared_memory=97 * 1024, cooperative=True)",
@@ -170,7 +162,9 @@ SURVIVORS: dict[str, Survivor] = {
     "kernels.rms_norm_forward_kernel.condition2": Survivor(
         'HELD_EVICTION: tl.constexpr = "" if not (HOLDS_ALL) else "evict_first"', "a hint to the caches"
     ),
-    "kernels.rms_norm_forward_kernel.always6": Survivor("if True:", "where all chunks are held the loop has none"),
+    "kernels.rms_norm_forward_kernel.always6": Survivor(
+        "if True:  # not HOLDS_ALL", "where all chunks are held the loop has none"
+    ),
     "split_kernels._collect.option4": Survivor(
         "while tl.max((bits == EMPTY).to(tl.int32)) != 0:", "the slots have one axis"
     ),
@@ -178,7 +172,7 @@ SURVIVORS: dict[str, Survivor] = {
         "return tl.load(ptr + row * row_steps * STRIDE_ALIGN + cols, mask=mask, other=0.0)", "a hint to the caches"
     ),
     "split_kernels.rms_norm_backward_split_kernel.always5": Survivor(
-        "if True:", "what is published again has the same bits"
+        "if True:  # PUBLISHES", "what is published again has the same bits"
     ),
     "split_kernels.rms_norm_backward_split_kernel.option1": Survivor(
         "for tile in tl.range(group, n_rows, n_groups):", "how many rows are in flight, which only a clock sees"
@@ -208,5 +202,14 @@ SURVIVORS: dict[str, Survivor] = {
     "comparison.Comparison._values.constant2": Survivor(
         'yield self._at(_largest(np.where(outside, self.bound.ratio(self.got), -2)), "value", message, outside)',
         "every ratio is above either",
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always3": Survivor(
+        "if True:  # NEEDS_DW", "partial sums that nobody needs are made and not kept"
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always9": Survivor(
+        "if True:  # not RELOAD_ROWS", "rows that were kept are read again"
+    ),
+    "split_kernels.rms_norm_backward_split_kernel.always11": Survivor(
+        "if True:  # RELOAD_ROWS", "rows that are read again are the same rows"
     ),
 }
