@@ -212,4 +212,23 @@ SURVIVORS: dict[str, Survivor] = {
     "split_kernels.rms_norm_backward_split_kernel.always11": Survivor(
         "if True:  # RELOAD_ROWS", "rows that are read again are the same rows"
     ),
+    "repetition._last_row.constant1": Survivor(
+        "return values.reshape(-2)[-math.prod(shape) :].reshape(shape)",
+        "NumPy takes any one negative size for the one that follows from the others",
+    ),
+    "tolerances._rstd_error.comparison2": Survivor(
+        "fits &= squares.sum(-1, keepdims=True) + total_error < FLOATS[model.compute_dtype].max",
+        "no sum of squares and its error is just the largest number",
+    ),
+    "verdict._in_float32.comparison3": Survivor(
+        'single = replace(case, dtype="float32", weight="float32" if case.w_dtype != "float64" else case.weight)',
+        "a comparison takes W from the inputs, not from the cell",
+    ),
+    "profile.Profile._unclaimed_changes.comparison3": Survivor(
+        "if self.columns_multiple_of >= 1:", "one column more is a multiple of 1, so the cell is claimed and left out"
+    ),
+    "profile.Profile._unclaimed_changes.constant4": Survivor(
+        "shapes = {1: (columns,), 2: (3, columns), 3: (2, 2, columns), 4: (1, 2, 2, columns)}",
+        "any number of rows asks for the rank",
+    ),
 }
